@@ -1,0 +1,225 @@
+"""One live process a node: the lock file beside the run-id file.
+
+The lock is a small JSON file (pid, the process's creation time, host, token) that appears in one instant:
+it is written under another name and hard-linked into place, which fails if the name exists, on NFS too.
+No mmap and no file-range lock is used.
+
+A lock whose owner is gone is taken over. How that has exactly one winner: to take over from the owner with
+token T a process must first create `<lock>.after-<T>`, in the same exclusive way. Only the one that did so
+may replace the lock; a lock therefore changes hands only from its owner to that owner's one successor. A
+successor that dies half-way is an owner like any other, and its successor goes the same way: the real owner
+is the end of the chain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from nodetrack.errors import IdentityInUseError
+from nodetrack.machine import HostIdentity, process_created_at, process_is_alive, this_host
+
+DEFAULT_STALE_AFTER_SECONDS = 60.0
+_HALF_WRITTEN_SECONDS = (
+    5.0  # how long a lock file without readable content may be one that is just being made
+)
+_RETRY_SECONDS = 0.02
+
+
+class LockOwner(msgspec.Struct, frozen=True):
+    """Who holds a lock. `created_at` is the process's creation time, so that a reused pid is noticed."""
+
+    pid: int
+    created_at: float
+    host: HostIdentity
+    token: str
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """The end of a lock's chain: who holds it, and how long ago that was last confirmed."""
+
+    owner: LockOwner
+    age_seconds: float
+    half_written: bool = False
+
+
+class NodeLock:
+    """The right to be one node, held by one process.
+
+    `acquire` raises IdentityInUseError if another live process holds it, OSError if the folder refuses.
+    An owner on this machine is gone when its process is; an owner that cannot be looked at (another machine
+    or container) is gone when it has not called `touch` for `stale_after_seconds`.
+    """
+
+    def __init__(self, path: Path, owner: LockOwner) -> None:
+        self.path = path
+        self.owner = owner
+
+    @classmethod
+    def acquire(
+        cls, path: Path, node: str, *, stale_after_seconds: float = DEFAULT_STALE_AFTER_SECONDS
+    ) -> NodeLock:
+        """Takes the lock, from a gone owner if need be. `node` is how the error message calls it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        owner = _this_process()
+        claim = path.with_name(f".{path.name}.{owner.pid}.{owner.token}.claim")
+        claim.write_bytes(msgspec.json.encode(owner))
+        try:
+            _Contest(path, claim, owner, stale_after_seconds).win(node)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                claim.unlink()
+        return cls(path, owner)
+
+    def touch(self) -> bool:
+        """The heartbeat: confirms that the owner lives. False when the lock is no longer this process's."""
+        if not self.is_held():
+            return False
+        try:
+            os.utime(self.path)
+        except OSError:
+            return False
+        return True
+
+    def is_held(self) -> bool:
+        """Whether the lock still is this process's: not a forked child's, not taken over, not removed."""
+        if os.getpid() != self.owner.pid:
+            return False
+        present = _read_owner(self.path)
+        return present is not None and present.token == self.owner.token
+
+    def release(self) -> None:
+        """Gives the lock up. Does nothing in a forked child, nor when another process has taken it over."""
+        if self.is_held():
+            with contextlib.suppress(FileNotFoundError):
+                self.path.unlink()
+
+
+class _Contest:
+    """One process's attempt to become the owner."""
+
+    def __init__(self, path: Path, claim: Path, owner: LockOwner, stale_after_seconds: float) -> None:
+        self._path = path
+        self._claim = claim
+        self._owner = owner
+        self._stale_after_seconds = stale_after_seconds
+
+    def win(self, node: str) -> None:
+        """Returns as the owner, or raises IdentityInUseError with the one that holds the lock."""
+        while not _create_exclusively(self._claim, self._path):
+            chain = self._chain()
+            if not chain:
+                continue  # released in between
+            holder = chain[-1]
+            if holder.half_written and holder.age_seconds < _HALF_WRITTEN_SECONDS:
+                time.sleep(_RETRY_SECONDS)
+            elif not self._is_gone(holder):
+                raise IdentityInUseError(node, holder.owner.pid, holder.owner.host.hostname)
+            elif self._succeed(chain):
+                return
+
+    def _chain(self) -> list[_Holder]:
+        """The lock's owner, its successor if one has begun to take over, and so on."""
+        chain: list[_Holder] = []
+        place = self._path
+        while (holder := self._holder(place)) is not None:
+            chain.append(holder)
+            place = self._successor_place(holder.owner)
+        return chain
+
+    def _holder(self, place: Path) -> _Holder | None:
+        try:
+            found = place.stat()
+        except FileNotFoundError:
+            return None
+        age_seconds = self._file_system_now() - found.st_mtime
+        owner = _read_owner(place)
+        if owner is not None:
+            return _Holder(owner, age_seconds)
+        token = f"unreadable-{found.st_ino}-{found.st_mtime_ns}"
+        return _Holder(
+            LockOwner(0, 0.0, HostIdentity("an unknown host", "", ""), token), age_seconds, half_written=True
+        )
+
+    def _successor_place(self, owner: LockOwner) -> Path:
+        return self._path.with_name(f"{self._path.name}.after-{owner.token}")
+
+    def _file_system_now(self) -> float:
+        """The clock that stamps the lock: the file server's, which need not agree with this machine's."""
+        os.utime(self._claim)
+        return self._claim.stat().st_mtime
+
+    def _is_gone(self, holder: _Holder) -> bool:
+        owner = holder.owner
+        if holder.half_written:
+            return True
+        here = self._owner.host
+        if owner.host.shares_processes_with(here):
+            return not process_is_alive(owner.pid, owner.created_at)
+        rebooted = owner.host.hostname == here.hostname and owner.host.boot_id != here.boot_id
+        if rebooted and holder.age_seconds > _uptime_seconds():
+            return True  # last confirmed before this machine booted: its process ended with that boot
+        return holder.age_seconds > self._stale_after_seconds
+
+    def _succeed(self, chain: list[_Holder]) -> bool:
+        """Takes over from the chain's last owner; False if another process was first."""
+        place = self._successor_place(chain[-1].owner)
+        if not _create_exclusively(self._claim, place):
+            return False
+        if _tokens(self._chain()) != [*_tokens(chain), self._owner.token]:
+            place.unlink()  # the lock had changed hands before: this right is to something that is over
+            return False
+        self._claim.replace(self._path)
+        for holder in chain:
+            with contextlib.suppress(FileNotFoundError):
+                self._successor_place(holder.owner).unlink()
+        return True
+
+
+def _tokens(chain: list[_Holder]) -> list[str]:
+    return [holder.owner.token for holder in chain]
+
+
+def _create_exclusively(claim: Path, place: Path) -> bool:
+    """Puts the claim's content at `place` unless something is there; whether it did."""
+    try:
+        os.link(claim, place)
+    except FileExistsError:
+        # NFS may answer a repeated request so, although the first one did its work: the link count knows.
+        return claim.stat().st_nlink > 1 and place.exists() and claim.samefile(place)
+    except OSError:
+        return _create_without_links(claim, place)  # FAT and some FUSE file systems have no hard links
+    return True
+
+
+def _create_without_links(claim: Path, place: Path) -> bool:
+    try:
+        descriptor = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    except FileExistsError:
+        return False
+    with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
+        file.write(claim.read_bytes())
+    return True
+
+
+def _read_owner(place: Path) -> LockOwner | None:
+    try:
+        return msgspec.json.decode(place.read_bytes(), type=LockOwner)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _this_process() -> LockOwner:
+    created_at = process_created_at()
+    return LockOwner(os.getpid(), created_at or 0.0, this_host(), secrets.token_hex(8))
+
+
+def _uptime_seconds() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,0 +1,287 @@
+"""Which run does this process continue? The whole decision at start-up, in one place.
+
+| the id file                    | what happens                                                            |
+|--------------------------------|-------------------------------------------------------------------------|
+| is not there                   | new id, written                                                         |
+| cannot be used (damaged)       | kept as `<name>.damaged-<time>`, new id, warning                        |
+| cannot be read, or written     | the id lives in memory for this attempt, warning                        |
+| is another node's (C006)       | kept as `<name>.<id>.bak`, new id, warning; that node's run is untouched |
+| names a run that EXISTS        | same id                                                                 |
+| names a run that is GONE       | kept as `<name>.<id>.bak`, new id with `previous_run`, warning          |
+| names a run and we cannot know | file byte for byte as it was, same id, warning (promise P6)             |
+
+An explicit id is used and written; `resume` says what must hold for it: "must" an existing run, "never" none.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from nodetrack.errors import IdentityInUseError, RunExistsError, RunNotFoundError, UsageError
+from nodetrack.identity.id_file import (
+    Fingerprint,
+    IdFileReading,
+    IdFileState,
+    RunIdFile,
+    RunIdRecord,
+    check_run_id,
+    new_run_id,
+    now_text,
+)
+from nodetrack.identity.lock import NodeLock
+from nodetrack.identity.verdict import Verdict, Verification, Verifier
+
+Resume = Literal["allow", "must", "never", "auto"]
+OnConflict = Literal["error", "new"]
+
+_log = logging.getLogger("nodetrack")
+
+
+@dataclass(frozen=True)
+class TakenUp:
+    """The run to continue or to begin.
+
+    `resumed`: the run has, or may have, a history. `warnings` have been logged already and are kept here so
+    that they can be journalled. `lock` is None where the node's folder cannot be written, or where
+    `on_conflict="new"` made this a run beside the node's own.
+    """
+
+    run_id: str
+    resumed: bool
+    previous_run: str | None
+    warnings: tuple[str, ...]
+    verification: Verification | None
+    lock: NodeLock | None
+
+
+def take_up(
+    id_file: RunIdFile,
+    fingerprint: Fingerprint,
+    verifier: Verifier,
+    *,
+    folder: Path,
+    explicit_id: str | None = None,
+    resume: Resume = "allow",
+    entity: str | None = None,
+    on_conflict: OnConflict = "error",
+) -> TakenUp:
+    """Finds this node's run and takes the node's lock; `folder` is the tracking folder, recorded in the file.
+
+    Raises UsageError (an id that cannot be one), IdentityInUseError (another live process is this node, and
+    `on_conflict` is "error"), RunNotFoundError and RunExistsError (`resume` cannot be honoured).
+    """
+    if explicit_id is not None and (problem := check_run_id(explicit_id)):
+        raise UsageError(f"The run id {explicit_id!r} cannot be used: {problem}. Pass another id=.")
+    decision = _Decision(id_file, fingerprint, verifier, folder, entity)
+    try:
+        decision.lock = NodeLock.acquire(id_file.path.with_suffix(".lock"), str(fingerprint))
+    except IdentityInUseError as error:
+        if on_conflict == "error":
+            raise
+        return decision.beside(error, explicit_id, resume)
+    except OSError as error:
+        decision.cannot_write(error)
+    try:
+        return decision.explicit(explicit_id, resume) if explicit_id else decision.from_file(resume)
+    except BaseException:
+        if decision.lock is not None:
+            decision.lock.release()
+        raise
+
+
+@dataclass
+class _Decision:
+    """The facts of one start and what has been said about them so far."""
+
+    id_file: RunIdFile
+    fingerprint: Fingerprint
+    verifier: Verifier
+    folder: Path
+    entity: str | None
+    lock: NodeLock | None = None
+    warnings: list[str] = field(default_factory=list)
+    writable: bool = True
+    kept: Path | None = None
+
+    def explicit(self, run_id: str, resume: Resume) -> TakenUp:
+        """The caller names the run."""
+        verification = self._verify(run_id)
+        self._check_explicit(run_id, resume, verification)
+        reading = self.id_file.read()
+        known = reading.record is not None and reading.record.id == run_id
+        record = self._record(run_id, reading.record, verification)
+        if not known:
+            self._make_room(reading)
+        if not known or verification.verdict is Verdict.EXISTS:
+            self._write(record)
+        resumed = verification.verdict is Verdict.EXISTS or (
+            known and verification.verdict is Verdict.UNKNOWN
+        )
+        return self._taken(run_id, resumed, record.previous_run, verification)
+
+    def from_file(self, resume: Resume) -> TakenUp:
+        """The node's own file names the run, or there is none yet."""
+        reading = self.id_file.read()
+        record = reading.record
+        if record is None or self._is_foreign(record):
+            return self._begin_without(reading, resume)
+        if resume == "never":
+            run_id = self._begin(reading, previous_run=record.id)
+            return self._taken(run_id, False, record.id, None)
+        verification = self._verify(record.id)
+        if resume == "must" and verification.found_nothing:
+            raise self._not_found(f"run {record.id} was not found: {verification.reason}")
+        if verification.verdict is Verdict.GONE:
+            return self._replace_gone(reading, record, verification)
+        return self._continue(reading, record, verification)
+
+    def beside(self, conflict: IdentityInUseError, explicit_id: str | None, resume: Resume) -> TakenUp:
+        """Another live process is this node: a run of its own, and the node's file stays that process's."""
+        reading = self.id_file.read()
+        taken = reading.record.id if reading.record is not None else None
+        if explicit_id is None or explicit_id == taken:
+            run_id, verification = new_run_id(), None
+        else:
+            run_id, verification = explicit_id, self._verify(explicit_id)
+            self._check_explicit(run_id, resume, verification)
+        self._warn(
+            f"Node {conflict.node} is already running as process {conflict.pid} on {conflict.host}; "
+            f"this process logs to run {run_id} beside it."
+        )
+        resumed = verification is not None and verification.verdict is Verdict.EXISTS
+        return self._taken(run_id, resumed, None, verification)
+
+    def cannot_write(self, error: OSError) -> None:
+        """The node's folder refuses: said once, and nothing more is tried there."""
+        if self.writable:
+            self.writable = False
+            self._warn(
+                f"{self.id_file.path.parent} cannot be written ({error.strerror or error}): the run id of "
+                f"{self.fingerprint} is kept in memory only, and a second process of this node would not be "
+                "noticed. Make the folder writable, or pass id= at the next start."
+            )
+
+    def _continue(self, reading: IdFileReading, record: RunIdRecord, verification: Verification) -> TakenUp:
+        self._note_other_host(record)
+        if verification.verdict is Verdict.UNKNOWN:
+            self._warn(f"Run {record.id} could not be verified ({verification.reason}); it is continued.")
+        elif reading.state is IdFileState.NEWER:
+            self._warn(f"The run id file {self.id_file.path} is left as it is: {reading.reason}.")
+        else:
+            self._write(self._record(record.id, record, verification))
+        return self._taken(record.id, True, record.previous_run, verification)
+
+    def _replace_gone(
+        self, reading: IdFileReading, record: RunIdRecord, verification: Verification
+    ) -> TakenUp:
+        run_id = self._begin(reading, previous_run=record.id)
+        self._warn(
+            f"Run {record.id} is gone ({verification.reason}): this node goes on as run {run_id}"
+            f"{self._where_kept()}."
+        )
+        return self._taken(run_id, False, record.id, verification)
+
+    def _begin_without(self, reading: IdFileReading, resume: Resume) -> TakenUp:
+        """No id of this node's: the file is missing, cannot be used, or is another node's."""
+        owner = reading.record.fingerprint if reading.record is not None else None
+        reason = f"it belongs to {owner}" if owner is not None else reading.reason
+        if resume == "must":
+            raise self._not_found(f"the run id file {self.id_file.path} names none: {reason}")
+        run_id = self._begin(reading, previous_run=None)
+        if reading.state is not IdFileState.MISSING:
+            self._warn(
+                f"The run id file {self.id_file.path} is not used, because {reason}: run {run_id} is begun"
+                f"{self._where_kept()}."
+            )
+        return self._taken(run_id, False, None, None)
+
+    def _begin(self, reading: IdFileReading, previous_run: str | None) -> str:
+        """A new id, written in the place of what the file held."""
+        self._make_room(reading)
+        record = RunIdRecord(
+            id=new_run_id(),
+            fingerprint=self.fingerprint,
+            folder=str(self.folder.absolute()),
+            previous_run=previous_run,
+            created_at=now_text(),
+        )
+        self._write(record)
+        return record.id
+
+    def _make_room(self, reading: IdFileReading) -> None:
+        """Keeps what the file holds under another name, before it is written anew."""
+        if reading.state is IdFileState.UNREADABLE:
+            self.writable = False  # nothing is known about what lies there, so nothing replaces it
+        if not self.writable or reading.state is IdFileState.MISSING:
+            return
+        try:
+            if reading.record is not None:
+                self.kept = self.id_file.archive(reading.record.id)
+            else:
+                self.kept = self.id_file.set_aside()
+        except OSError as error:
+            self.cannot_write(error)
+
+    def _where_kept(self) -> str:
+        return f", and the old file is kept as {self.kept}" if self.kept is not None else ""
+
+    def _record(self, run_id: str, before: RunIdRecord | None, verification: Verification) -> RunIdRecord:
+        """What the file shall say about a run that goes on, or that the caller named."""
+        mine = before if before is not None and not self._is_foreign(before) else None
+        same = mine if mine is not None and mine.id == run_id else None
+        previous = same.previous_run if same is not None else mine.id if mine is not None else None
+        return RunIdRecord(
+            id=run_id,
+            fingerprint=self.fingerprint,
+            folder=str(self.folder.absolute()),
+            previous_run=previous,
+            created_at=(same.created_at if same is not None else "") or now_text(),
+            verified_at=now_text() if verification.verdict is Verdict.EXISTS else None,
+        )
+
+    def _write(self, record: RunIdRecord) -> None:
+        if not self.writable:
+            return
+        try:
+            self.id_file.write(record)
+        except OSError as error:
+            self.cannot_write(error)
+
+    def _verify(self, run_id: str) -> Verification:
+        return self.verifier.verify(run_id, self.fingerprint.project, self.entity)
+
+    def _check_explicit(self, run_id: str, resume: Resume, verification: Verification) -> None:
+        if resume == "must" and verification.found_nothing:
+            raise self._not_found(f"run {run_id} was not found: {verification.reason}")
+        if resume == "never" and verification.verdict is Verdict.EXISTS:
+            raise RunExistsError(
+                f"Run {run_id} of project {self.fingerprint.project} exists ({verification.reason}), and "
+                'resume="never" was asked: pass another id=, or resume="allow" to continue it.'
+            )
+
+    def _not_found(self, what: str) -> RunNotFoundError:
+        return RunNotFoundError(
+            f'resume="must" cannot be honoured for {self.fingerprint}, because {what}. '
+            'Pass id= of an existing run, or resume="allow".'
+        )
+
+    def _is_foreign(self, record: RunIdRecord) -> bool:
+        """Another node's; a record without a fingerprint is nobody else's."""
+        return record.fingerprint is not None and not record.fingerprint.same_node(self.fingerprint)
+
+    def _note_other_host(self, record: RunIdRecord) -> None:
+        before = record.fingerprint.host if record.fingerprint is not None else self.fingerprint.host
+        if before != self.fingerprint.host:
+            _log.info("Run %s moved from host %s to %s.", record.id, before, self.fingerprint.host)
+
+    def _warn(self, message: str) -> None:
+        _log.warning(message)
+        self.warnings.append(message)
+
+    def _taken(
+        self, run_id: str, resumed: bool, previous_run: str | None, verification: Verification | None
+    ) -> TakenUp:
+        return TakenUp(run_id, resumed, previous_run, tuple(self.warnings), verification, self.lock)
