@@ -1,0 +1,151 @@
+"""Reading a segment: every whole record, from a file that is finished, growing, torn or damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from nodetrack.errors import JournalError
+from nodetrack.journal.segment import MAGIC, Damage, decode_header, scan_frames
+from nodetrack.records import (
+    AttemptFinished,
+    AttemptStarted,
+    ConfigSet,
+    ConsoleLine,
+    Event,
+    Kind,
+    Record,
+    Row,
+    RunEdited,
+    SegmentHeader,
+    StoredValue,
+    SummarySet,
+    SystemRow,
+)
+
+_Names = tuple[tuple[str, ...], Mapping[str, str]]
+_decode = msgspec.msgpack.Decoder().decode
+_KEYSET = int(Kind.KEYSET)
+
+
+class SegmentReader:
+    """Reads one segment, and can be asked again for what has been added since.
+
+    `header` is None until it has been read, and stays None when its record is damaged: the records are
+    read all the same. `damage` counts what had to be left out. `unnamed_rows` are rows whose key set is
+    damaged in both its copies, `unknown_records` are of a kind that a later version writes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.header: SegmentHeader | None = None
+        self.damage = Damage()
+        self.unnamed_rows = 0
+        self.unknown_records = 0
+        #: Where the next `read` begins: behind the last whole record.
+        self.offset = 0
+        self._key_sets: dict[int, _Names] = {}
+
+    def read(self) -> Iterator[Record]:
+        """Every whole record behind `offset`, in the order written. Raises JournalError for another kind of
+        file or a later schema, and OSError when the file cannot be opened.
+        """
+        data, base = self._load()
+        self.damage.torn_bytes = 0
+        for offset, begin, end in scan_frames(data, 0, self.damage):
+            self.offset = base + end
+            record = self._record(base + offset, data[begin:end])
+            if record is not None:
+                yield record
+        self._check_kind_of_file(data, base)
+
+    def _load(self) -> tuple[bytes, int]:
+        with self.path.open("rb") as file:
+            if self.offset == 0:
+                magic = file.read(len(MAGIC))
+                if magic != MAGIC:
+                    if len(magic) == len(MAGIC):
+                        self.damage.corrupt += 1
+                    elif not MAGIC.startswith(magic):
+                        raise JournalError(f"{self.path} is not a nodetrack journal segment.", self.path)
+                    elif len(magic) < len(MAGIC):
+                        return b"", 0
+                self.offset = len(MAGIC)
+            file.seek(self.offset)
+            return file.read(), self.offset
+
+    def _check_kind_of_file(self, data: bytes, base: int) -> None:
+        """A wrong magic alone is a damaged byte; a wrong magic and not one whole record is another file."""
+        if base == len(MAGIC) and self.damage.corrupt and self.offset == base and data:
+            self.offset = 0
+            raise JournalError(f"{self.path} is not a nodetrack journal segment.", self.path)
+
+    def _record(self, offset: int, payload: bytes) -> Record | None:
+        if payload[0] & 0xF0 == 0x80 or payload[0] in (0xDE, 0xDF):  # a map: only the header is one
+            self.header = decode_header(payload, self.path)
+            return None
+        fields = cast("list[object]", _decode(payload))
+        kind = fields[0]
+        if kind == _KEYSET:
+            self._key_sets[cast("int", fields[1])] = _names(fields)
+            return None
+        make = _MAKERS.get(cast("int", kind))
+        if make is None:
+            self.unknown_records += 1
+            return None
+        return make(self, offset, fields)
+
+    def row(self, offset: int, fields: list[object]) -> Row | None:
+        """A row with its names in place; None when its key set is damaged."""
+        named = self._key_sets.get(cast("int", fields[1]))
+        if named is None:
+            self.unnamed_rows += 1
+            return None
+        names, context = named
+        values = cast("list[StoredValue]", fields[4])
+        return Row(
+            offset=offset,
+            names=names,
+            values=values,
+            step=cast("int", fields[2]),
+            time_ns=cast("int", fields[3]),
+            context=context,
+        )
+
+    def system_row(self, offset: int, fields: list[object]) -> SystemRow | None:
+        """A sample of the machine's resources with its names in place."""
+        named = self._key_sets.get(cast("int", fields[1]))
+        if named is None:
+            self.unnamed_rows += 1
+            return None
+        values = cast("list[StoredValue]", fields[3])
+        return SystemRow(offset=offset, names=named[0], values=values, time_ns=cast("int", fields[2]))
+
+
+def _names(fields: list[object]) -> _Names:
+    names = cast("list[str]", fields[2])
+    context = cast("Mapping[str, str]", fields[3])
+    return tuple(names), context
+
+
+def _plain(record: type[Record], *names: str) -> Callable[[SegmentReader, int, list[object]], Record]:
+    def make(_: SegmentReader, offset: int, fields: list[object]) -> Record:
+        return record(offset=offset, **dict(zip(names, fields[1:], strict=False)))
+
+    return make
+
+
+_MAKERS: Mapping[int, Callable[[SegmentReader, int, list[object]], Record | None]] = {
+    Kind.ROW: SegmentReader.row,
+    Kind.SYSTEM: SegmentReader.system_row,
+    Kind.ATTEMPT: _plain(AttemptStarted, "time_ns", "attempt"),
+    Kind.CONFIG: _plain(ConfigSet, "time_ns", "config"),
+    Kind.SUMMARY: _plain(SummarySet, "time_ns", "summary"),
+    Kind.TAGS: _plain(RunEdited, "time_ns", "fields"),
+    Kind.CONSOLE: _plain(ConsoleLine, "time_ns", "stream", "text"),
+    Kind.EVENT: _plain(Event, "time_ns", "name", "data"),
+    Kind.FINISH: _plain(AttemptFinished, "time_ns", "state", "exit_code", "reason"),
+}

@@ -1,0 +1,135 @@
+"""The segment file: a magic, then frames. `docs/journal-format.md` describes it byte by byte.
+
+    segment = magic frame frame …          frame = length(u32 LE) crc32(u32 LE) payload(length bytes)
+
+The first frame's payload is the header, a MessagePack map; every later payload is a MessagePack array of
+two to fifteen items whose first item is the kind (`records.Kind`). The CRC is zlib's, over the payload.
+
+Why frames and not lines: a torn tail or a flipped byte costs the records that it touches and no other.
+What is not promised: that two segments can be concatenated, or that a frame never spans a page.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+from zlib import crc32
+
+import msgspec
+
+from nodetrack.errors import JournalError
+from nodetrack.records import SegmentHeader
+
+MAGIC: Final = b"\x89NTJ\r\n\x1a\n"  # like PNG's: shows a transfer that touched line ends or the eighth bit
+SCHEMA_VERSION: Final = 1
+FRAME_HEAD: Final = struct.Struct("<II")
+MAX_PAYLOAD_BYTES: Final = 16 * 1024 * 1024
+SEGMENT_NAME: Final = re.compile(r"segment-(\d{6,})\.ntj")
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_header = msgspec.msgpack.Decoder(SegmentHeader).decode
+_pack_head = FRAME_HEAD.pack
+
+# A frame's payload begins with an array of 2-15 items and a kind below 128. Used to find the next frame
+# behind a damaged one without trying every byte in Python.
+_FRAME_START = re.compile(rb"(?s)(?=.{8}[\x92-\x9f][\x00-\x7f])")
+
+
+def segment_name(number: int) -> str:
+    """`segment-000001.ntj` for 1."""
+    return f"segment-{number:06d}.ntj"
+
+
+def segment_paths(attempt_folder: Path) -> list[Path]:
+    """The segments of an attempt in the order in which they were begun; [] when there is no folder."""
+    try:
+        names = [entry.name for entry in attempt_folder.iterdir() if SEGMENT_NAME.fullmatch(entry.name)]
+    except FileNotFoundError:
+        return []
+    return [attempt_folder / name for name in sorted(names, key=_segment_number)]
+
+
+def _segment_number(name: str) -> int:
+    match = SEGMENT_NAME.fullmatch(name)
+    return int(match[1]) if match else 0
+
+
+def frame(payload: bytes) -> bytes:
+    """A payload with its length and checksum in front, ready for one `write`."""
+    return _pack_head(len(payload), crc32(payload)) + payload
+
+
+def encode_header(header: SegmentHeader) -> bytes:
+    """The first bytes of a segment: magic and header frame."""
+    return MAGIC + frame(_encode(header))
+
+
+def decode_header(payload: bytes, path: Path) -> SegmentHeader:
+    """The header; raises JournalError when it is not one, or of a schema this version does not know."""
+    try:
+        header = _decode_header(payload)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise JournalError(f"{path} has a header that cannot be read ({error}).", path) from error
+    if header.schema_version > SCHEMA_VERSION:
+        raise JournalError(
+            f"{path} has journal schema {header.schema_version}; this nodetrack reads up to {SCHEMA_VERSION}: "
+            "upgrade nodetrack to read it.",
+            path,
+        )
+    return header
+
+
+class Damage(msgspec.Struct):
+    """What a scan had to leave out."""
+
+    #: Damaged stretches in the middle, each at least one record.
+    corrupt: int = 0
+    #: Bytes behind the last whole record: a write that did not end, or is under way.
+    torn_bytes: int = 0
+
+
+def scan_frames(data: bytes, start: int, damage: Damage) -> Iterator[tuple[int, int, int]]:
+    """Every whole frame of `data` from `start`, as (offset, begin of payload, end of payload).
+
+    A frame that fails its checksum is counted and skipped; where its length cannot be trusted either,
+    the scan goes on at the next place where a whole frame stands. What is left behind the last one is
+    `damage.torn_bytes`: the caller who is tailing comes back for it.
+    """
+    offset, end = start, len(data)
+    unpack = FRAME_HEAD.unpack_from
+    while offset + 8 <= end:
+        length, checksum = unpack(data, offset)
+        begin, stop = offset + 8, offset + 8 + length
+        if 0 < length <= MAX_PAYLOAD_BYTES and stop <= end and crc32(data[begin:stop]) == checksum:
+            yield offset, begin, stop
+            offset = stop
+            continue
+        following = _next_frame(data, offset, stop if 0 < length <= MAX_PAYLOAD_BYTES else None)
+        if following is None:
+            break
+        damage.corrupt += 1
+        offset = following
+    damage.torn_bytes = end - offset
+
+
+def _next_frame(data: bytes, damaged: int, claimed_end: int | None) -> int | None:
+    """Where the next whole frame behind a damaged one begins; None if there is none (yet)."""
+    if claimed_end is not None and _is_frame(data, claimed_end):
+        return claimed_end
+    for candidate in _FRAME_START.finditer(data, damaged + 1):
+        if _is_frame(data, candidate.start()):
+            return candidate.start()
+    return None
+
+
+def _is_frame(data: bytes, offset: int) -> bool:
+    if offset + 8 > len(data):
+        return False
+    length, checksum = FRAME_HEAD.unpack_from(data, offset)
+    stop = offset + 8 + length
+    return (
+        0 < length <= MAX_PAYLOAD_BYTES and stop <= len(data) and crc32(data[offset + 8 : stop]) == checksum
+    )
