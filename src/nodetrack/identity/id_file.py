@@ -205,7 +205,7 @@ def replace_file(path: Path, content: bytes) -> None:
     The bytes and the rename have reached the disk on return. Raises OSError; the old file is then intact.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(path)
+    remove_abandoned(path.parent, f".{glob.escape(path.name)}.*.tmp")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         _write_new(temporary, content)
@@ -236,10 +236,10 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _remove_abandoned(path: Path) -> None:
-    """Writers that were killed leave their temporary file; nobody else would ever remove it."""
+def remove_abandoned(folder: Path, pattern: str) -> None:
+    """Removes matching files older than an hour: those of killed writers, which nobody else would remove."""
     oldest = time.time() - _ABANDONED_AFTER_SECONDS
-    for found in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+    for found in folder.glob(pattern):
         with contextlib.suppress(OSError):  # another writer removed it first, or the folder is read-only
             if found.stat().st_mtime < oldest:
                 found.unlink()

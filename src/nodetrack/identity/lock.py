@@ -14,6 +14,7 @@ is the end of the chain.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import secrets
 import time
@@ -23,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from nodetrack.errors import IdentityInUseError
+from nodetrack.identity.id_file import remove_abandoned
 from nodetrack.machine import HostIdentity, process_created_at, process_is_alive, this_host
 
 DEFAULT_STALE_AFTER_SECONDS = 60.0
@@ -68,10 +70,11 @@ class NodeLock:
     ) -> NodeLock:
         """Takes the lock, from a gone owner if need be. `node` is how the error message calls it."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(path.parent, f".{glob.escape(path.name)}.*.claim")
         owner = _this_process()
         claim = path.with_name(f".{path.name}.{owner.pid}.{owner.token}.claim")
-        claim.write_bytes(msgspec.json.encode(owner))
         try:
+            claim.write_bytes(msgspec.json.encode(owner))
             _Contest(path, claim, owner, stale_after_seconds).win(node)
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -177,10 +180,16 @@ class _Contest:
             place.unlink()  # the lock had changed hands before: this right is to something that is over
             return False
         self._claim.replace(self._path)
-        for holder in chain:
-            with contextlib.suppress(FileNotFoundError):
-                self._successor_place(holder.owner).unlink()
+        self._remove_successor_marks()
         return True
+
+    def _remove_successor_marks(self) -> None:
+        """All but the own one: they are rights to take over from owners that are no more."""
+        own = self._successor_place(self._owner)
+        for mark in self._path.parent.glob(f"{glob.escape(self._path.name)}.after-*"):
+            if mark != own:
+                with contextlib.suppress(FileNotFoundError):
+                    mark.unlink()
 
 
 def _tokens(chain: list[_Holder]) -> list[str]:

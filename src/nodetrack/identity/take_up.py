@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from nodetrack.errors import IdentityInUseError, RunExistsError, RunNotFoundError, UsageError
 from nodetrack.identity.id_file import (
@@ -73,8 +73,7 @@ def take_up(
     Raises UsageError (an id that cannot be one), IdentityInUseError (another live process is this node, and
     `on_conflict` is "error"), RunNotFoundError and RunExistsError (`resume` cannot be honoured).
     """
-    if explicit_id is not None and (problem := check_run_id(explicit_id)):
-        raise UsageError(f"The run id {explicit_id!r} cannot be used: {problem}. Pass another id=.")
+    _check_arguments(explicit_id, resume, on_conflict)
     decision = _Decision(id_file, fingerprint, verifier, folder, entity)
     try:
         decision.lock = NodeLock.acquire(id_file.path.with_suffix(".lock"), str(fingerprint))
@@ -90,6 +89,15 @@ def take_up(
         if decision.lock is not None:
             decision.lock.release()
         raise
+
+
+def _check_arguments(explicit_id: str | None, resume: Resume, on_conflict: OnConflict) -> None:
+    if explicit_id is not None and (problem := check_run_id(explicit_id)):
+        raise UsageError(f"The run id {explicit_id!r} cannot be used: {problem}. Pass another id=.")
+    if resume not in get_args(Resume):
+        raise UsageError(f"resume={resume!r} is not known: pass one of {', '.join(get_args(Resume))}.")
+    if on_conflict not in get_args(OnConflict):
+        raise UsageError(f"on_conflict={on_conflict!r} is not known: pass error or new.")
 
 
 @dataclass
@@ -115,7 +123,7 @@ class _Decision:
         record = self._record(run_id, reading.record, verification)
         if not known:
             self._make_room(reading)
-        if not known or verification.verdict is Verdict.EXISTS:
+        if not known or (verification.verdict is Verdict.EXISTS and reading.state is IdFileState.READABLE):
             self._write(record)
         resumed = verification.verdict is Verdict.EXISTS or (
             known and verification.verdict is Verdict.UNKNOWN
@@ -159,9 +167,9 @@ class _Decision:
         if self.writable:
             self.writable = False
             self._warn(
-                f"{self.id_file.path.parent} cannot be written ({error.strerror or error}): the run id of "
-                f"{self.fingerprint} is kept in memory only, and a second process of this node would not be "
-                "noticed. Make the folder writable, or pass id= at the next start."
+                f"{self.id_file.path.parent} cannot be written ({error.strerror or error}): the next start "
+                f"of {self.fingerprint} may not find this run, nor would a second process of it be noticed. "
+                "Make the folder writable, or pass id= at the next start."
             )
 
     def _continue(self, reading: IdFileReading, record: RunIdRecord, verification: Verification) -> TakenUp:
