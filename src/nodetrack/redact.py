@@ -118,8 +118,9 @@ def _secrecy_of_token(words: tuple[str, ...]) -> Secrecy:
 # ---------------------------------------------------------------------------------------------------
 # Text
 
+# What may repeat has a bound wherever a pattern could start at every place of a long text.
 _USER_INFO = re.compile(
-    r"""([a-z][a-z0-9+.-]*://)            # any scheme
+    r"""([a-z][a-z0-9+.-]{0,30}://)       # any scheme
     (?: [^\s/?\#"'<>]+                    # what a URL allows before its @
       | [^\s/?\#@:]* : (?!\d{1,5}[/?\#])  # or a password with / ? or # in it, which libraries accept
         [^\s@"'<>]{1,256} )@""",
@@ -132,7 +133,7 @@ _PRIVATE_KEY = re.compile(
     re.DOTALL,
 )
 _HEADER = re.compile(
-    r"\b((?:proxy-)?authorization|(?:set-)?cookie|x-[\w-]+)(\s*:\s*)([^\r\n\"']+)", re.IGNORECASE
+    r"\b((?:proxy-)?authorization|(?:set-)?cookie|x-[\w-]{1,60})(\s*:\s*)([^\r\n\"']+)", re.IGNORECASE
 )
 _BEARER = re.compile(r"\b(bearer\s+)(?=[\w.~+/-]*\d|[\w.~+/-]{20})[\w.~+/-]{8,}=*", re.IGNORECASE)
 _BASIC = re.compile(r"\b(basic\s+)([A-Za-z0-9+/]{4,}={0,2})", re.IGNORECASE)
@@ -141,26 +142,28 @@ _QUOTED_PAIR = re.compile(
     r"""(?P<quote>["'])(?P<value>(?:\\.|(?!(?P=quote))[^\\])*)(?P=quote)"""
 )
 _ASSIGNMENT = re.compile(
-    r"""(?<![\w.-])(?P<key>[A-Za-z_][\w.-]{0,80})=(?P<value>"[^"]*"|'[^']*'|[^\s&;,"'<>]+)"""
+    r"""(?<![\w.])(?P<key>[A-Za-z_][\w.-]{0,80})=(?P<value>"[^"]*"|'[^']*'|[^\s&;,"'<>]+)"""
 )
+_OPTION = re.compile(r"(?<!\S)(?P<key>--?[A-Za-z][\w-]{0,80})(?P<blank>[ \t]+)(?P<value>[^\s-]\S*)")
 _TOKEN_SHAPES = re.compile(
     r"""(?<![A-Za-z0-9])(?:
         hf_[A-Za-z0-9]{20,}                              # Hugging Face
       | gh[opusr]_[A-Za-z0-9]{20,} | github_pat_\w{20,}  # GitHub
       | glpat-[\w-]{16,}                                 # GitLab
-      | sk-(?: [A-Za-z0-9]{20,} | (?=[\w-]*\d)[\w-]{20,} )  # OpenAI, Anthropic
+      | sk-(?: [A-Za-z0-9]{20,} | (?=[\w-]{0,80}\d)[\w-]{20,} )  # OpenAI, Anthropic
       | [sr]k_(?:live|test)_[A-Za-z0-9]{16,}             # Stripe
       | wandb_v\d_\w{20,}                                # Weights & Biases
       | (?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])         # AWS
       | AIza[\w-]{35}                                    # Google
       | xox[abeoprs]-[\w-]{10,}                          # Slack
       | npm_[A-Za-z0-9]{36} | pypi-[\w-]{20,}            # registries
-      | eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*                  # a JSON web token
+      | eyJ[\w-]{8,2000}\.[\w-]{8,}\.[\w-]*              # a JSON web token
     )""",
     re.VERBOSE,
 )
 _WEBHOOK = re.compile(r"(hooks\.slack\.com/services/|discord(?:app)?\.com/api/webhooks/)[^\s\"'<>]+")
 _HEXADECIMAL = re.compile(r"[0-9a-fA-F]{32,}")
+_OPTION_NAME = re.compile(r"[-+~]*[A-Za-z_][\w./-]*")
 _NUMBER = re.compile(r"[+-]?[\d_.,]+(?:[eE][+-]?\d+)?")
 _HARMLESS = frozenset(["", "true", "false", "none", "null", "yes", "no", "on", "off", MASK])
 
@@ -175,6 +178,7 @@ def redact_text(text: str) -> str:
     text = _BASIC.sub(_masked_basic, text)
     text = _QUOTED_PAIR.sub(_masked_quoted_pair, text)
     text = _ASSIGNMENT.sub(_masked_assignment, text)
+    text = _OPTION.sub(_masked_option, text)
     return _TOKEN_SHAPES.sub(MASK, text)
 
 
@@ -190,7 +194,7 @@ def redact_argv(argv: Sequence[str]) -> list[str]:
     many = False
     for argument in argv:
         is_option = argument.startswith("--") or re.fullmatch(r"-[A-Za-z]", argument) is not None
-        if is_option or "=" in argument or pending is Secrecy.NONE:
+        if is_option or pending is Secrecy.NONE:
             redacted.append(_redact_argument(argument))
         else:
             redacted.append(_mask_text(argument, pending))
@@ -205,8 +209,8 @@ def redact_argv(argv: Sequence[str]) -> list[str]:
 def _redact_argument(argument: str) -> str:
     """One word of a command line; a value may hold blanks and commas here, the shell has split already."""
     key, equals, value = argument.partition("=")
-    if equals and "://" not in key and not re.search(r"\s", key):
-        return f"{redact_text(key)}={_mask_text(value, secrecy_of(key))}"
+    if equals and _OPTION_NAME.fullmatch(key):
+        return f"{key}={_mask_text(value, secrecy_of(key))}"
     return redact_text(argument)
 
 
@@ -249,6 +253,12 @@ def _masked_assignment(match: re.Match[str]) -> str:
     if match.string[match.start() - 1 : match.start()] in {"?", "&"}:
         secrecy = secrecy if _SIGNED_URL_WORDS.isdisjoint(_words(key)) else Secrecy.ALL
     return f"{key}={_mask_text(value, secrecy)}" if secrecy else match[0]
+
+
+def _masked_option(match: re.Match[str]) -> str:
+    """`--password x`, in a command that is written as one string."""
+    secrecy = secrecy_of(match["key"])
+    return f"{match['key']}{match['blank']}{_mask_text(match['value'], secrecy)}" if secrecy else match[0]
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -317,10 +327,13 @@ class _Redaction:
             self._open.remove(id(value))
 
     def _mapping(self, mapping: Mapping[object, object], path: str, secrecy: Secrecy) -> dict[object, object]:
+        named = secrecy_of(str(mapping.get("name", "")))  # {"name": "HF_TOKEN", "value": …}
         copy: dict[object, object] = {}
         for key, value in mapping.items():
             below = f"{path}.{key}" if path else str(key)
             secret = max(secrecy, self._secrecy_of(str(key), below))
+            if key == "value":
+                secret = max(secret, named)
             copy[redact_text(key) if isinstance(key, str) else key] = self.value(value, below, secret)
         return copy
 
