@@ -111,12 +111,20 @@ def explain_hparams(
     return gathered.explained(strict)
 
 
-def explain_file(path: Path, *, strict: bool = False, defaults: type[BaseModel] = Hparams) -> Explained:
-    """One file alone above the built-in defaults, for comparing files."""
+def explain_file(
+    path: Path, overrides: Iterable[str] = (), strict: bool = False, *, defaults: type[BaseModel] = Hparams
+) -> Explained:
+    """One file, of any name, above the built-in defaults, without the environment: for comparing files."""
     gathered = _Gathered(path.parent, declared_fields(defaults))
     if not gathered.read(path, "project"):
         raise HparamsError(f"{path} does not exist; name a folder or a JSON file.", path=path)
+    gathered.add(*override_layers(overrides, gathered.declared))
     return gathered.explained(strict)
+
+
+def explain_defaults(defaults: type[BaseModel] = Hparams) -> Explained:
+    """The built-in defaults alone."""
+    return _Gathered(Path(), declared_fields(defaults)).explained(strict=False)
 
 
 class _Gathered:

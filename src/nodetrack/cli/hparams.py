@@ -1,0 +1,266 @@
+"""`nodetrack hparams show | explain | diff`: what the hyper-parameters are, and why.
+
+Values and tables go to standard output, warnings and errors to standard error. Exit codes: 0 done, 2 the
+hyper-parameters cannot be read (or, with `--strict`, are doubtful).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nodetrack.errors import NodetrackError, UsageError
+from nodetrack.hparams.explain import Entry, Explained, explain_defaults, explain_file, explain_hparams
+from nodetrack.hparams.layers import Json, KeyPath, Origin
+
+app = typer.Typer(
+    name="hparams",
+    help="Show the hyper-parameters, explain where each value comes from, and compare two sets.",
+    no_args_is_help=True,
+)
+
+Folder = Annotated[Path, typer.Option("--dir", help="Folder with hparams.json.")]
+Local = Annotated[bool, typer.Option("--local", help="Add the layer hparams-local-run.json.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Unknown keys and other doubts are errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Changed = Annotated[
+    bool, typer.Option("--changed", help="Only values that differ from the built-in defaults.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as torchtitan.dp_shard=2."),
+]
+KeysAndOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY]... [KEY=VALUE]...", help="Keys or groups to explain (all when none), and overrides."
+    ),
+]
+SidesAndOverrides = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="A [B] [KEY=VALUE]...", help="Folders or JSON files. With A alone: defaults against A."
+    ),
+]
+
+
+_WIDEST_KEY_COLUMN = 40
+
+
+@app.command()
+def show(
+    overrides: Overrides = None,
+    folder: Folder = Path(),
+    local: Local = False,
+    strict: Strict = False,
+    changed: Changed = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the values that a node started now would have."""
+    with _errors_in_one_sentence():
+        explained = _told(explain_hparams(folder, local, overrides or (), strict))
+        entries = [entry for entry in explained.entries if entry.is_changed or not changed]
+        if as_json:
+            _print_json(_only(explained.values, {entry.path for entry in entries}))
+        else:
+            _print_table(("key", "value", "unit", "meaning"), [_show_row(entry) for entry in entries])
+
+
+@app.command()
+def explain(
+    keys_and_overrides: KeysAndOverrides = None,
+    folder: Folder = Path(),
+    local: Local = False,
+    strict: Strict = False,
+    changed: Changed = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print where each value was written and what it overrode."""
+    keys, overrides = _split(keys_and_overrides or ())
+    with _errors_in_one_sentence():
+        explained = _told(explain_hparams(folder, local, overrides, strict))
+        selected = [entry for key in keys for entry in explained.select(key)] if keys else explained.entries
+        entries = [entry for entry in _once(selected) if entry.is_changed or not changed]
+        if as_json:
+            _print_json([_explain_json(entry) for entry in entries])
+        else:
+            _print_table(("key", "value", "origin", "overridden"), [_explain_row(entry) for entry in entries])
+
+
+@app.command()
+def diff(
+    sides_and_overrides: SidesAndOverrides,
+    folder: Folder = Path(),
+    local: Local = False,
+    strict: Strict = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the values in which two folders or JSON files differ.
+
+    A and B are looked up in --dir. A file counts as one layer above the built-in defaults.
+
+    --local and overrides apply to the last side: `diff . . --local` shows what that layer changes.
+    """
+    sides, overrides = _split(sides_and_overrides)
+    with _errors_in_one_sentence():
+        before, after = _sides(sides, folder, local, overrides, strict)
+        differences = [pair for pair in _pairs(before, after) if _value_json(pair[0]) != _value_json(pair[1])]
+        if as_json:
+            _print_json([_diff_json(pair) for pair in differences])
+        else:
+            names = ("built-in defaults", *sides)[-2:]
+            _print_table(("key", *names), [_diff_row(pair) for pair in differences])
+
+
+@contextmanager
+def _errors_in_one_sentence() -> Iterator[None]:
+    try:
+        yield
+    except NodetrackError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _told(explained: Explained) -> Explained:
+    for message in explained.messages:
+        typer.echo(f"warning: {message}", err=True)
+    return explained
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Those without an equals sign, and the overrides."""
+    names = [argument for argument in arguments if "=" not in argument]
+    return names, [argument for argument in arguments if "=" in argument]
+
+
+def _once(entries: Sequence[Entry]) -> list[Entry]:
+    return list({entry.path: entry for entry in entries}.values())
+
+
+def _only(values: dict[str, Json], chosen: set[KeyPath], path: KeyPath = ()) -> dict[str, Json]:
+    """The part of an object that lies at the chosen keys."""
+    kept: dict[str, Json] = {}
+    for name, value in values.items():
+        here = (*path, name)
+        if here in chosen:
+            kept[name] = value
+        elif isinstance(value, dict):
+            inner = _only(value, chosen, here)
+            kept.update({name: inner} if inner else {})
+    return kept
+
+
+def _sides(
+    sides: Sequence[str], folder: Path, local: bool, overrides: Sequence[str], strict: bool
+) -> tuple[Explained, Explained]:
+    if len(sides) not in (1, 2):
+        raise UsageError(f"diff compares one or two folders or files, not {len(sides)}; name A and B.")
+    after = _told(_side(folder / sides[-1], local, overrides, strict))
+    if len(sides) == 1:
+        return explain_defaults(), after
+    return _told(_side(folder / sides[0], False, (), strict)), after
+
+
+def _side(path: Path, local: bool, overrides: Sequence[str], strict: bool) -> Explained:
+    if path.is_dir():
+        return explain_hparams(path, local, overrides, strict)
+    if local:
+        raise UsageError(f"--local needs a folder, and {path} is none; name the file itself.")
+    return explain_file(path, overrides, strict)
+
+
+Pair = tuple[Entry | None, Entry | None]
+
+
+def _pairs(before: Explained, after: Explained) -> list[Pair]:
+    """The entries of both sides by key; None where a side has no such key."""
+    left, right = ({entry.path: entry for entry in side.entries} for side in (before, after))
+    return [(left.get(path), right.get(path)) for path in {**left, **right}]
+
+
+def _key(pair: Pair) -> str:
+    return next(entry.key for entry in pair if entry)
+
+
+def _value_json(entry: Entry | None) -> str | None:
+    return None if entry is None else _json(entry.value)
+
+
+def _diff_json(pair: Pair) -> dict[str, Json]:
+    """A side without the key has neither `a` nor `a_origin`, because null is a value."""
+    shown: dict[str, Json] = {"key": _key(pair)}
+    for side, entry in zip("ab", pair, strict=True):
+        if entry:
+            shown |= {side: entry.value, f"{side}_origin": str(entry.origin)}
+    return shown
+
+
+def _diff_row(pair: Pair) -> tuple[str, ...]:
+    return (_key(pair), *(f"{_json(entry.value)}\n{entry.origin}" if entry else "(none)" for entry in pair))
+
+
+def _show_row(entry: Entry) -> tuple[str, ...]:
+    return (entry.key, _json(entry.value), entry.unit or "", entry.description or "")
+
+
+def _explain_row(entry: Entry) -> tuple[str, ...]:
+    overridden = "\n".join(f"{_json(setting.value)} ({setting.origin})" for setting in entry.overridden)
+    return (entry.key, _json(entry.value), str(entry.origin), overridden)
+
+
+def _explain_json(entry: Entry) -> dict[str, Json]:
+    return {
+        "key": entry.key,
+        "value": entry.value,
+        "origin": _origin_json(entry.origin),
+        "overridden": [
+            {"value": setting.value, "origin": _origin_json(setting.origin)} for setting in entry.overridden
+        ],
+        "is_declared": entry.is_declared,
+        "is_changed": entry.is_changed,
+        "default": entry.default,
+        "unit": entry.unit,
+        "description": entry.description,
+    }
+
+
+def _origin_json(origin: Origin) -> dict[str, Json]:
+    path = None if origin.path is None else str(origin.path)
+    return {
+        "layer": origin.kind,
+        "source": origin.source,
+        "path": path,
+        "line": origin.line,
+        "column": origin.column,
+    }
+
+
+def _json(value: Json) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(*columns)
+    for column in table.columns:
+        column.overflow = "fold"
+    table.columns[0].min_width = min(_WIDEST_KEY_COLUMN, max((len(row[0]) for row in rows), default=0))
+    for row in rows:
+        table.add_row(*(Text(_printable(cell)) for cell in row))
+    Console().print(table)
+
+
+def _printable(text: str) -> str:
+    """Half a surrogate pair, which JSON can spell and no terminal can print, as its escape."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
