@@ -6,7 +6,8 @@ Promise P6: an id is given up only on GONE, and GONE is said only by someone who
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -23,16 +24,26 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True)
+class RunFacts:
+    """What a service told about a run that it has."""
+
+    tags: tuple[str, ...] = ()
+    config: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Verification:
     """A verdict and its reason in words, fit for a warning.
 
     `looked` tells the two kinds of UNKNOWN apart: True when the place was searched and the run is not there
-    (it may live elsewhere), False when nobody answered.
+    (it may live elsewhere), False when nobody answered. `facts` come with EXISTS, from a service that
+    tells them.
     """
 
     verdict: Verdict
     reason: str
     looked: bool = False
+    facts: RunFacts | None = None
 
     @property
     def found_nothing(self) -> bool:
