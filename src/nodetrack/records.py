@@ -54,6 +54,8 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     counter: int = 0
     #: What the user had set in `run.summary` when the segment was begun.
     summary: dict[str, object] = {}
+    #: Name, tags, notes, group and job type when the segment was begun.
+    labels: dict[str, object] = {}
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +72,8 @@ class Row(Record, frozen=True, kw_only=True, gc=False):
     step: int
     time_ns: int
     context: Mapping[str, str]
+    #: Whether the step is the run's own counter, because the call gave none.
+    counted: bool = False
 
     def items(self) -> zip[tuple[str, StoredValue]]:
         """The pairs of name and value."""

@@ -49,11 +49,12 @@ class SegmentReader:
         self.offset = 0
         self._key_sets: dict[int, _Names] = {}
 
-    def read(self) -> Iterator[Record]:
-        """Every whole record behind `offset`, in the order written. Raises JournalError for another kind of
-        file or a later schema, and OSError when the file cannot be opened.
+    def read(self, limit: int = -1) -> Iterator[Record]:
+        """Every whole record behind `offset`, in the order written; within the next `limit` bytes, if given.
+
+        Raises JournalError for another kind of file or a later schema, and OSError when the file cannot be opened.
         """
-        data, base = self._load()
+        data, base = self._load(limit)
         self.damage.torn_bytes = 0
         for offset, begin, end in scan_frames(data, 0, self.damage):
             self.offset = base + end
@@ -62,7 +63,7 @@ class SegmentReader:
                 yield record
         self._check_kind_of_file(data, base)
 
-    def _load(self) -> tuple[bytes, int]:
+    def _load(self, limit: int) -> tuple[bytes, int]:
         with self.path.open("rb") as file:
             if self.offset == 0:
                 magic = file.read(len(MAGIC))
@@ -75,7 +76,21 @@ class SegmentReader:
                         return b"", 0
                 self.offset = len(MAGIC)
             file.seek(self.offset)
-            return file.read(), self.offset
+            return file.read(limit), self.offset
+
+    def read_finish(self, tail_bytes: int = 64 * 1024) -> AttemptFinished | None:
+        """The finish record, if the segment ends with it, without reading more than the end of the file."""
+        with self.path.open("rb") as file:
+            size = file.seek(0, 2)
+            start = max(len(MAGIC), size - tail_bytes)
+            file.seek(start)
+            data = file.read()
+        found = None
+        for offset, begin, end in scan_frames(data, 0, Damage()):
+            if data[begin] & 0xF0 == 0x90 and data[begin + 1] == Kind.FINISH:
+                record = self._record(start + offset, data[begin:end])
+                found = record if isinstance(record, AttemptFinished) else found
+        return found
 
     def _check_kind_of_file(self, data: bytes, base: int) -> None:
         """A wrong magic alone is a damaged byte; a wrong magic and not one whole record is another file."""
@@ -113,6 +128,7 @@ class SegmentReader:
             step=cast("int", fields[2]),
             time_ns=cast("int", fields[3]),
             context=context,
+            counted=len(fields) > 5,
         )
 
     def system_row(self, offset: int, fields: list[object]) -> SystemRow | None:

@@ -59,7 +59,7 @@ class KeySet:
         self.order = 0
 
 
-_Waiting: TypeAlias = "tuple[KeySet, int, int, list[StoredValue]] | Payload"
+_Waiting: TypeAlias = "tuple[KeySet, int, int, list[StoredValue], bool] | Payload"
 
 
 class JournalWriter:
@@ -115,24 +115,31 @@ class JournalWriter:
         if self._fd < 0:
             self._begin_segment()
 
-    def write_row(self, key_set: KeySet, step: int, time_ns: int, values: list[StoredValue]) -> None:
-        """Record one row. Raises OverflowError for an integer beyond 64 bits, and nothing else."""
-        payload = _encode([_ROW, key_set.number, step, time_ns, values])
-        if not key_set.number or self._backlog:  # numbers are 0 as long as no segment is open
-            if not (self._ready() and self._define(key_set)):
-                self._keep((key_set, step, time_ns, values))
-                return
-            payload = _encode([_ROW, key_set.number, step, time_ns, values])
+    def write_row(
+        self, key_set: KeySet, step: int, time_ns: int, values: list[StoredValue], counted: bool
+    ) -> None:
+        """Record one row; `counted` says that its step is the run's own counter.
+
+        Raises OverflowError for an integer beyond 64 bits, and nothing else.
+        """
+        if (not key_set.number or self._backlog) and not (self._ready() and self._define(key_set)):
+            _encode(values)
+            self._keep((key_set, step, time_ns, values, counted))
+            return
+        number = key_set.number
+        payload = _encode(
+            [_ROW, number, step, time_ns, values, True] if counted else [_ROW, number, step, time_ns, values]
+        )
         framed = _pack_head(len(payload), crc32(payload)) + payload  # `frame`, without the call
         try:
             done = _write(self._fd, framed)
         except OSError as error:
             self._write_failed(error)
-            self._keep((key_set, step, time_ns, values))
+            self._keep((key_set, step, time_ns, values, counted))
             return
         if done != len(framed):
             self._write_failed(_no_space())
-            self._keep((key_set, step, time_ns, values))
+            self._keep((key_set, step, time_ns, values, counted))
             return
         self.written += 1
         self._dirty = True

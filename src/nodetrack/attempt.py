@@ -1,0 +1,291 @@
+"""One process start of a run: everything that has to be opened, looked after and closed again.
+
+`tracker.init` decides what the attempt is; `Run` is the face that the caller sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, cast
+
+import msgspec
+
+from nodetrack.backends.base import Backend
+from nodetrack.errors import UsageError
+from nodetrack.identity.lock import NodeLock
+from nodetrack.journal.null import NullJournal
+from nodetrack.journal.recover import Recovered, attempt_folders
+from nodetrack.journal.writer import JournalWriter
+from nodetrack.keeper import Keeper, touch
+from nodetrack.process_end import describe_error, process_end
+from nodetrack.records import JsonValue, Kind
+from nodetrack.redact import redact
+from nodetrack.run_state import Identity, RunState, plain_values
+from nodetrack.run_summary import Config
+from nodetrack.settings import Settings
+
+RUN_FILE: Final = "run.json"
+HEARTBEAT_FILE: Final = "heartbeat"
+
+
+class Labels(msgspec.Struct, frozen=True):
+    """What a person may change about a run at any time."""
+
+    name: str
+    tags: tuple[str, ...] = ()
+    notes: str | None = None
+
+
+class Attempt:
+    """The open resources of one attempt, and how it ends.
+
+    `facts` describe the process and the machine; `rebase` finds the identity and the standing of another run id,
+    for a checkpoint that names one.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        recovered: Recovered,
+        settings: Settings,
+        *,
+        labels: Labels,
+        config: Mapping[str, object],
+        facts: Mapping[str, JsonValue],
+        lock: NodeLock | None = None,
+        backends: Mapping[str, Backend] | None = None,
+        rebase: Callable[[str], tuple[Identity, Recovered]] | None = None,
+    ) -> None:
+        self.labels = labels
+        self.settings = settings
+        self.lock = lock
+        self._facts = facts
+        self._rebase = rebase
+        self._pid = os.getpid()
+        self._keeper: Keeper | None = None
+        self.config = Config(config, self._write_config)
+        self.state = RunState(identity, step=recovered.step, counter=recovered.counter)
+        self.state.backends.update(backends or {})
+        self.state.watched = bool(self.state.backends)
+        self._take_over(recovered)
+        self._open_journal()
+
+    def _take_over(self, recovered: Recovered) -> None:
+        self.starting_step = recovered.step
+        self.resumed = recovered.attempt_number > 0
+        self.state.summary.update(recovered.summary)
+        self.state.labels.update(recovered.labels)
+
+    def _open_journal(self) -> None:
+        state = self.state
+        if self.settings.mode == "disabled" or state.disabled:
+            state.disabled = True
+            state.journal = NullJournal()
+            return
+        state.journal = JournalWriter(
+            state.identity.attempt_folder,
+            state.header,
+            lambda message: state.warn(f"Journal: {message}."),
+            segment_bytes=self.settings.segment_bytes,
+            backlog_records=self.settings.backlog_records,
+        )
+
+    # -- beginning -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Write what the attempt is, before its first row, and begin to look after it."""
+        state = self.state
+        self._write_beginning()
+        if state.disabled:
+            return
+        self._keeper = Keeper(self._tend, self._beat, self.settings.heartbeat_seconds)
+        self._keeper.start()
+        process_end.watch(self)
+
+    def _write_beginning(self) -> None:
+        state, identity = self.state, self.state.identity
+        state.labels.update(
+            name=self.labels.name,
+            tags=self.labels.tags,
+            notes=self.labels.notes,
+            group=identity.group,
+            job_type=identity.job_type,
+        )
+        with state.journal.lock:
+            state.journal.open()
+            state.record(Kind.ATTEMPT, self._description())
+            state.record(Kind.TAGS, state.labels)
+            state.record(Kind.CONFIG, self._public_config(self.config.as_dict()))
+        self._write_side_files()
+
+    def _description(self) -> dict[str, JsonValue]:
+        identity = msgspec.to_builtins(self.state.identity, enc_hook=str)
+        return {**self._facts, **identity}
+
+    def _public_config(self, values: Mapping[str, object]) -> Mapping[str, JsonValue]:
+        """The config as it may leave the process: plain values, secrets masked (P9)."""
+        return cast("Mapping[str, JsonValue]", redact(plain_values(values), self.settings.redact))
+
+    def _write_side_files(self) -> None:
+        """The files beside the journal, for people: the journal says the same."""
+        if self.state.disabled:
+            return
+        identity = self.state.identity
+        run = {
+            "schema_version": 1,
+            "id": identity.run,
+            "project": identity.project,
+            "role": identity.role,
+            "uid": identity.uid,
+            "environment": identity.environment,
+            "previous_run": identity.previous_run,
+            "created_ns": time.time_ns(),
+        }
+        folder = identity.attempt_folder
+        try:
+            if not (identity.folder / RUN_FILE).exists():
+                (identity.folder / RUN_FILE).write_bytes(_json(run))
+            (folder / "metadata.json").write_bytes(_json(self._description()))
+            (folder / "config.json").write_bytes(_json(self._public_config(self.config.as_dict())))
+        except OSError as error:
+            self.state.warn_once("side files", f"The files beside the journal could not be written: {error}.")
+
+    # -- meanwhile -----------------------------------------------------------------------------------
+
+    def set_labels(self, fields: Mapping[str, object]) -> None:
+        """Change name, tags or notes."""
+        self.labels = msgspec.structs.replace(self.labels, **fields)
+        self.state.labels.update(fields)
+        self.state.record(Kind.TAGS, fields)
+
+    def load_state_dict(self, saved: Mapping[str, object]) -> None:
+        """Go on with the run and the step of a checkpoint."""
+        state = self.state
+        run_id, step = saved.get("run"), saved.get("step")
+        if not isinstance(run_id, str) or not isinstance(step, int):
+            state.warn(f"The checkpoint has no run id, so run {state.identity.run} goes on as it is.")
+            return
+        if saved.get("project") not in (None, state.identity.project):
+            raise UsageError(
+                f"The checkpoint is of project {saved['project']!r}, this run of {state.identity.project!r}: "
+                "call init with the checkpoint's project."
+            )
+        if run_id != state.identity.run:
+            self._move_to(run_id)
+        if step < state.step:
+            state.rewind(step - 1)
+        elif step > state.step:
+            state.base_step = step
+            state.counter = max(state.counter, cast("int", saved.get("counter", step)))
+
+    def _move_to(self, run_id: str) -> None:
+        """Leave the run that this attempt began with and go on as another attempt of `run_id`."""
+        state = self.state
+        if self._rebase is None or state.disabled:
+            return
+        if state.logged:
+            state.warn(
+                f"{state.logged} rows were logged to run {state.identity.run} before the checkpoint named run {run_id}."
+            )
+        self._record_end("finished", 0, f"goes on as run {run_id}")
+        state.journal.close()
+        if not state.logged:
+            _remove_unused(state.identity)
+        identity, recovered = self._rebase(run_id)
+        state.forget_key_sets()
+        state.identity, state.base_step, state.counter = identity, recovered.step, recovered.counter
+        state.logged = state.out_of_order = 0
+        self._take_over(recovered)
+        self._open_journal()
+        self._write_beginning()
+
+    def note_signal(self, name: str) -> None:
+        """A signal came; what follows is the user's handler's affair."""
+        self.state.record(Kind.EVENT, "signal", {"signal": name})
+
+    def _tend(self) -> None:
+        if self.state.journal.tend():
+            self._write_side_files()
+
+    def _beat(self) -> None:
+        touch(self.state.identity.attempt_folder / HEARTBEAT_FILE)
+        if self.lock is not None:
+            self.lock.touch()
+
+    # -- ending --------------------------------------------------------------------------------------
+
+    def finish(self, exit_code: int) -> None:
+        """The caller says that this is the end."""
+        if exit_code:
+            self.end("crashed", exit_code, f"exit code {exit_code}")
+        else:
+            self.end("finished", 0, "")
+
+    def finish_after(self, error: BaseException | None) -> None:
+        """The end of a `with` block."""
+        if error is None:
+            self.end("finished", 0, "")
+        elif isinstance(error, KeyboardInterrupt):
+            self.end("terminated", 130, "SIGINT")
+        else:
+            self.end("crashed", 1, describe_error(error))
+
+    def end(self, state: str, exit_code: int, reason: str) -> None:
+        """Record how the attempt ended and close everything. Harmless when it has ended before.
+
+        In a forked child only the child's own segment is closed: the attempt is its parent's.
+        """
+        run = self.state
+        with run.journal.lock:
+            if run.finished:
+                return
+            if os.getpid() == self._pid:
+                self._record_end(state, exit_code, reason)
+            run.last_measured = run.measured_summary()
+            run.finished = True
+            run.forget_key_sets()
+        if os.getpid() == self._pid:
+            self._close()
+        else:
+            run.journal.close()
+
+    def _close(self) -> None:
+        run = self.state
+        if self._keeper is not None:
+            self._keeper.stop(self.settings.finish_timeout)
+        run.journal.close()
+        if self.lock is not None:
+            self.lock.release()
+        for backend in run.backends.values():
+            backend.close()
+        process_end.forget(self)
+        if run.journal.lost:
+            run.warn(
+                f"{run.journal.lost} records of run {run.identity.run} could not be kept ({run.journal.last_error})."
+            )
+
+    def _record_end(self, state: str, exit_code: int, reason: str) -> None:
+        self.state.record(Kind.FINISH, state, exit_code, reason)
+
+    def _write_config(self, values: Mapping[str, object]) -> None:
+        self.state.require_open("config.update")
+        with self.state.journal.lock:
+            self.state.record(Kind.CONFIG, self._public_config(values))
+
+
+def _remove_unused(identity: Identity) -> None:
+    """Take away an attempt that never logged, and its run if that has no other."""
+    with contextlib.suppress(OSError):  # what cannot be removed does no harm
+        for path in identity.attempt_folder.iterdir():
+            path.unlink()
+        identity.attempt_folder.rmdir()
+        if not attempt_folders(identity.folder):
+            (identity.folder / RUN_FILE).unlink()
+            identity.folder.rmdir()
+
+
+def _json(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"

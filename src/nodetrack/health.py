@@ -1,0 +1,49 @@
+"""What `run.health()` answers: is anything lost, late or odd?"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """Values of one name that were left out of their rows, and why."""
+
+    count: int
+    reason: str
+
+
+class BackendHealth(msgspec.Struct, frozen=True):
+    """One backend: how far it has come, and what went wrong last."""
+
+    state: Literal["ok", "down"]
+    logged: int
+    delivered: int
+    last_error: str = ""
+
+
+class Health(msgspec.Struct, frozen=True):
+    """The state of a run as its own process sees it. Counts are rows of this attempt unless named otherwise."""
+
+    state: Literal["ok", "degraded", "finished", "disabled"]
+    #: Rows accepted by `log`; `logged` = `written` + `pending` + `lost` as long as only rows wait.
+    logged: int
+    #: Rows in the journal.
+    written: int
+    #: Records that wait in memory because the disk refuses.
+    pending: int
+    #: Records that could not be kept.
+    lost: int
+    #: Rows whose step was lower than that of an earlier row with the same metrics. They are kept.
+    out_of_order: int
+    #: By metric: how many values were NaN or infinite, and the step of the first.
+    nonfinite: dict[str, int]
+    first_nonfinite: dict[str, int]
+    #: By name: values that were left out of their row.
+    skipped: dict[str, Skipped]
+    backends: dict[str, BackendHealth]
+    #: What the disk said last, empty when it never refused.
+    last_error: str
+    #: Everything that was warned of, oldest first.
+    warnings: list[str]

@@ -1,0 +1,351 @@
+"""Reading a tracking folder: projects, runs, attempts and their state, from the files alone.
+
+Nothing is locked and nothing is written, so it works beside running nodes, on a copy, and after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal, cast
+from urllib.parse import unquote
+
+import msgspec
+
+from nodetrack.aggregate import Aggregates, SummaryKind
+from nodetrack.errors import JournalError, RunNotFoundError
+from nodetrack.identity.id_file import file_name_part
+from nodetrack.journal.reader import SegmentReader
+from nodetrack.journal.recover import attempt_folders, attempt_number, read_header, recover
+from nodetrack.journal.segment import segment_paths
+from nodetrack.machine import HostIdentity, process_is_alive, this_host
+from nodetrack.records import (
+    AttemptFinished,
+    AttemptStarted,
+    ConfigSet,
+    Event,
+    JsonValue,
+    Record,
+    Row,
+    StoredValue,
+    SummarySet,
+)
+from nodetrack.version import version_key
+
+State = Literal["running", "finished", "crashed", "terminated", "stale"]
+_DEFAULT_STALE_SECONDS = 300.0
+_BEGINNING_BYTES = 1024 * 1024
+
+
+class Damage(msgspec.Struct):
+    """What could not be read of a run, with the files that it concerns."""
+
+    corrupt: int = 0
+    torn_bytes: int = 0
+    unnamed_rows: int = 0
+    unknown_records: int = 0
+    problems: list[str] = []
+
+    def add(self, reader: SegmentReader) -> None:
+        """Count what one segment's reader had to leave out."""
+        self.corrupt += reader.damage.corrupt
+        self.torn_bytes += reader.damage.torn_bytes
+        self.unnamed_rows += reader.unnamed_rows
+        self.unknown_records += reader.unknown_records
+
+
+class AttemptState(msgspec.Struct, frozen=True):
+    """How an attempt stands: `reason` says more, `ended_ns` is None while it may still log."""
+
+    state: State
+    reason: str = ""
+    exit_code: int | None = None
+    ended_ns: int | None = None
+
+
+class AttemptFolder:
+    """One attempt on disk."""
+
+    def __init__(self, folder: Path, *, is_last: bool) -> None:
+        self.folder = folder
+        self.id = folder.name
+        self.number = attempt_number(folder.name)
+        self._is_last = is_last
+
+    def records(self, damage: Damage | None = None) -> Iterator[Record]:
+        """Every record, segment by segment. A file that is no segment is named in `damage`."""
+        for path in segment_paths(self.folder):
+            reader = SegmentReader(path)
+            try:
+                yield from reader.read()
+            except (JournalError, OSError) as error:
+                if damage is not None:
+                    damage.problems.append(str(error))
+            if damage is not None:
+                damage.add(reader)
+
+    @functools.cached_property
+    def facts(self) -> Mapping[str, JsonValue]:
+        """What the attempt's record says of the process, the machine and the version; {} when it is lost."""
+        for path in segment_paths(self.folder)[:1]:
+            with contextlib.suppress(JournalError, OSError):
+                for record in SegmentReader(path).read(limit=_BEGINNING_BYTES):
+                    if isinstance(record, AttemptStarted):
+                        return {"started_ns": record.time_ns, **record.attempt}
+        return self._facts_of_header()
+
+    def _facts_of_header(self) -> Mapping[str, JsonValue]:
+        """What the segments' headers say, where the first records are damaged or pruned."""
+        for path in segment_paths(self.folder):
+            header = read_header(path)
+            if header is not None:
+                facts = cast("dict[str, JsonValue]", msgspec.to_builtins(header))
+                return {"started_ns": header.created_ns, **facts}
+        return {}
+
+    @property
+    def version(self) -> str:
+        """The version of the code that ran."""
+        return str(self.facts.get("version", "unknown"))
+
+    @property
+    def started_ns(self) -> int:
+        """When the process started the attempt."""
+        return cast("int", self.facts.get("started_ns", 0))
+
+    @property
+    def last_sign_ns(self) -> int:
+        """When the attempt last wrote anything or showed a sign of life, by the clock of the file system."""
+        times = [self.started_ns]
+        for path in (*segment_paths(self.folder)[-2:], self.folder / "heartbeat"):
+            with contextlib.suppress(FileNotFoundError):
+                times.append(path.stat().st_mtime_ns)
+        return max(times)
+
+    def state(self, finish: AttemptFinished | None) -> AttemptState:
+        """How the attempt stands, given its finish record if one was found."""
+        if finish is not None:
+            state = cast("State", finish.state)
+            return AttemptState(state, finish.reason, finish.exit_code, finish.time_ns)
+        if self._process_is_gone():
+            return AttemptState("crashed", "killed: the process ended without a word", None, self.last_sign_ns)
+        silent_seconds = (time.time_ns() - self.last_sign_ns) / 1e9
+        if silent_seconds > self._stale_after_seconds:
+            return AttemptState("stale", f"no sign of life for {silent_seconds:.0f} s")
+        return AttemptState("running")
+
+    @property
+    def _stale_after_seconds(self) -> float:
+        return cast("float", self.facts.get("stale_after_seconds", _DEFAULT_STALE_SECONDS))
+
+    def _process_is_gone(self) -> bool:
+        """Whether the process is known to have ended: it ran here and is not there, or a later attempt began."""
+        process, host = self.facts.get("process"), self.facts.get("host")
+        if isinstance(process, Mapping) and isinstance(host, Mapping):
+            with contextlib.suppress(msgspec.ValidationError):
+                if msgspec.convert(host, HostIdentity) == this_host():
+                    created = cast("float", self.facts.get("process_created_at") or 0.0)
+                    return not process_is_alive(cast("int", process["pid"]), created)
+        return not self._is_last
+
+    def finish_record(self) -> AttemptFinished | None:
+        """The finish record, looked for at the ends of the segments."""
+        for path in reversed(segment_paths(self.folder)):
+            with contextlib.suppress(OSError):
+                record = SegmentReader(path).read_finish()
+                if record is not None:
+                    return record
+        return None
+
+
+class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in one line: what `nodetrack runs` lists."""
+
+    project: str
+    run: str
+    name: str
+    role: str
+    uid: str
+    environment: str
+    state: State
+    reason: str
+    version: str
+    versions: tuple[str, ...]
+    attempts: int
+    step: int
+    started_ns: int
+    last_sign_ns: int
+    tags: tuple[str, ...] = ()
+    group: str | None = None
+    job_type: str | None = None
+    notes: str | None = None
+    previous_run: str | None = None
+
+
+class RunDetail(msgspec.Struct, kw_only=True):
+    """A run as `nodetrack show` tells it; filled by one pass over its records."""
+
+    overview: RunOverview
+    attempts: list[tuple[AttemptFolder, AttemptState]]
+    rows: int = 0
+    config_history: list[tuple[str, int, Mapping[str, JsonValue]]] = []
+    summary: dict[str, JsonValue] = {}
+    last_by_version: dict[str, dict[str, StoredValue]] = {}
+    last_step: dict[str, int] = {}
+    events: list[tuple[str, Event]] = []
+    nonfinite: dict[str, int] = {}
+    damage: Damage = msgspec.field(default_factory=Damage)
+
+
+class RunFolder:
+    """One run on disk."""
+
+    def __init__(self, folder: Path, project: str) -> None:
+        self.folder = folder
+        self.project = project
+        self.id = folder.name
+
+    @property
+    def attempts(self) -> list[AttemptFolder]:
+        """The attempts, first to last."""
+        folders = attempt_folders(self.folder)
+        return [AttemptFolder(folder, is_last=folder == folders[-1]) for folder in folders]
+
+    def overview(self) -> RunOverview:
+        """The run in one line, from the ends of its journal."""
+        attempts = self.attempts
+        recovered = recover(self.folder)
+        last = attempts[-1]
+        state = last.state(last.finish_record())
+        labels = recovered.labels
+        versions = dict.fromkeys(attempt.version for attempt in attempts)
+        return RunOverview(
+            project=self.project,
+            run=self.id,
+            name=str(labels.get("name") or self.id),
+            role=str(last.facts.get("role", "")),
+            uid=str(last.facts.get("uid", "")),
+            environment=str(last.facts.get("environment", "")),
+            state=state.state,
+            reason=state.reason,
+            version=last.version,
+            versions=tuple(sorted(versions, key=version_key)),
+            attempts=len(attempts),
+            step=recovered.step,
+            started_ns=attempts[0].started_ns,
+            last_sign_ns=last.last_sign_ns,
+            tags=tuple(cast("list[str]", labels.get("tags") or ())),
+            group=cast("str | None", labels.get("group")),
+            job_type=cast("str | None", labels.get("job_type")),
+            notes=cast("str | None", labels.get("notes")),
+            previous_run=cast("str | None", last.facts.get("previous_run")),
+        )
+
+    def detail(self) -> RunDetail:
+        """Everything about the run but its rows, from one pass over the whole journal."""
+        attempts = self.attempts
+        detail = RunDetail(overview=self.overview(), attempts=[])
+        aggregates, last = Aggregates(), _Newest()
+        explicit: dict[str, JsonValue] = {}
+        for attempt in attempts:
+            finish = None
+            for record in attempt.records(detail.damage):
+                if isinstance(record, Row):
+                    detail.rows += 1
+                    last.see(attempt.version, record)
+                    if aggregates:
+                        aggregates.see(record.items())
+                elif isinstance(record, AttemptFinished):
+                    finish = record
+                elif isinstance(record, ConfigSet):
+                    detail.config_history.append((attempt.id, record.time_ns, record.config))
+                elif isinstance(record, SummarySet):
+                    explicit.update(record.summary)
+                elif isinstance(record, Event):
+                    detail.events.append((attempt.id, record))
+                    _define(aggregates, record)
+            detail.attempts.append((attempt, attempt.state(finish)))
+        detail.last_by_version, detail.nonfinite = last.by_version, last.nonfinite
+        detail.last_step = last.steps
+        measured = {name: aggregates.value(name, value) for name, value in last.overall.items()}
+        detail.summary = {**measured, **explicit}
+        detail.summary = {name: value for name, value in detail.summary.items() if value is not None}
+        return detail
+
+
+class _Newest:
+    """The newest values, over all rows and by version."""
+
+    def __init__(self) -> None:
+        self.by_version: dict[str, dict[str, StoredValue]] = {}
+        self.overall: dict[str, StoredValue] = {}
+        self.steps: dict[str, int] = {}
+        self.nonfinite: dict[str, int] = {}
+
+    def see(self, version: str, row: Row) -> None:
+        of_version = self.by_version.setdefault(version, {})
+        for name, value in row.items():
+            of_version[name] = self.overall[name] = value
+            if isinstance(value, float) and value - value != 0.0:
+                self.nonfinite[name] = self.nonfinite.get(name, 0) + 1
+        self.steps[version] = row.step
+
+
+def _define(aggregates: Aggregates, event: Event) -> None:
+    if event.name == "define_metric" and event.data.get("summary"):
+        aggregates.define(str(event.data["name"]), cast("SummaryKind", event.data["summary"]))
+
+
+class TrackingFolder:
+    """A folder of journals, `.nodetrack` by default."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def projects(self) -> list[str]:
+        """The projects that have runs, by name."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(unquote(entry.name) for entry in self.folder.iterdir() if (entry / "runs").is_dir())
+
+    def runs(self, project: str | None = None) -> list[RunFolder]:
+        """The runs that have begun, of one project or of all, by project and id."""
+        found = []
+        for name in self.projects() if project is None else [project]:
+            runs = self.folder / file_name_part(name) / "runs"
+            entries = sorted(runs.iterdir()) if runs.is_dir() else []
+            found += [RunFolder(entry, name) for entry in entries if attempt_folders(entry)]
+        return found
+
+    def find(self, reference: str, project: str | None = None) -> RunFolder:
+        """The run whose id, display name or `role-uid` is `reference`, or whose id begins with it.
+
+        Raises RunNotFoundError when there is none or more than one; of several runs of one node the newest is meant.
+        """
+        runs = self.runs(project)
+        exact = [run for run in runs if run.id == reference]
+        if exact:
+            return exact[0]
+        named = [run for run in runs if reference in _names_of(run)]
+        if named:
+            return max(named, key=lambda run: run.attempts[-1].started_ns)
+        starting = [run for run in runs if run.id.startswith(reference)]
+        if len(starting) == 1:
+            return starting[0]
+        raise RunNotFoundError(_not_found(reference, self.folder, runs, starting))
+
+
+def _names_of(run: RunFolder) -> set[str]:
+    facts = run.attempts[-1].facts
+    return {f"{facts.get('role')}-{facts.get('uid')}", str(recover(run.folder).labels.get("name"))}
+
+
+def _not_found(reference: str, folder: Path, runs: list[RunFolder], starting: list[RunFolder]) -> str:
+    if starting:
+        return f"{len(starting)} runs begin with {reference!r}: {', '.join(run.id for run in starting)}."
+    if not runs:
+        return f"There are no runs in {folder}: give another folder with --dir or NODETRACK_DIR."
+    return f"There is no run {reference!r} in {folder}; `nodetrack runs` lists the {len(runs)} that are there."

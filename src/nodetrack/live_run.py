@@ -1,0 +1,394 @@
+"""`Run`: what `nodetrack.init` returns, and what training code holds.
+
+`log` is the hot path. For a row whose metric names have been seen, of plain floats and integers, it costs a look-up,
+one MessagePack encode and one `write`; everything unusual leaves through `_admit`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from time import time_ns
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, cast
+
+from nodetrack.aggregate import SUMMARY_KINDS, SummaryKind
+from nodetrack.errors import UsageError
+from nodetrack.health import Health
+from nodetrack.journal.writer import KeySet
+from nodetrack.records import Kind, StoredValue
+from nodetrack.run_state import RunState, plain_values
+from nodetrack.run_summary import Config, Summary
+from nodetrack.values import coerce
+
+if TYPE_CHECKING:
+    from nodetrack.attempt import Attempt
+
+STATE_SCHEMA_VERSION: Final = 1
+_MAX_BOUND_RUNS: Final = 256
+_UNKNOWN: Final[list[object]] = [None]
+
+
+class Run:
+    """One attempt of one node's history, open for logging.
+
+    Nothing here raises for disk, network or backends; `health` tells of them. What is the caller's own mistake
+    raises UsageError: a metric name that is no string, a call after `finish`. Threads may share a run, and a
+    forked child may go on logging to its copy. Used as a context manager it is finished at the end of the block.
+    """
+
+    def __init__(self, attempt: Attempt, context: Mapping[str, str] | None = None) -> None:
+        self._attempt = attempt
+        self._state: RunState = attempt.state
+        self._context: Mapping[str, str] = context or {}
+        self._key_sets = self._state.view(self._context)
+        self._bound: dict[tuple[tuple[str, object], ...], Run] = {}
+
+    # -- logging -------------------------------------------------------------------------------------
+
+    def log(
+        self,
+        values: Mapping[str, object],
+        step: int | None = None,
+        *,
+        context: Mapping[str, object] | None = None,
+        commit: bool | None = None,
+    ) -> None:
+        """Record one row: metric names and their values at `step`.
+
+        Without a step the run counts: 0, 1, 2, … , going on after a restart. `commit=False` leaves that counter
+        where it is, so that the next call shares the step. Calls at one step are one row for the reader. No value is
+        dropped for its step. `context` (such as `{"stage": "train"}`) is kept with the row; see `bind`.
+
+        Values are numbers, numpy or torch scalars, or `Histogram`, `Text`, `Image`, `Table`; anything else is left out
+        with one warning a name. When this returns, the row is in the operating system's hands.
+        """
+        now = time_ns()
+        if context:
+            self.bind(**context).log(values, step, commit=commit)
+            return
+        state = self._state
+        with state.journal.lock:
+            try:
+                key_set = self._key_sets[tuple(values)]
+                items = [*values.values()]
+            except (KeyError, TypeError, AttributeError):  # new names, or no mapping at all
+                items = _UNKNOWN
+            for item in items:
+                if item.__class__ is not float and item.__class__ is not int:
+                    admitted = self._admit(values)
+                    if admitted is None:
+                        return
+                    key_set, items = admitted
+                    break
+            counted = step is None
+            if step is None:
+                step = state.counter
+                if commit is not False:
+                    state.counter = step + 1
+            elif step.__class__ is not int:
+                step = state.whole_step(step)
+            if step >= key_set.last_step:
+                key_set.last_step = step
+            else:
+                state.out_of_order += 1
+            state.logged = key_set.order = state.logged + 1
+            key_set.values = items
+            try:
+                total = sum(items)
+                if total - total != 0.0:  # only NaN and the infinities differ from themselves
+                    state.note_nonfinite(key_set.names, items, step)
+                state.journal.write_row(key_set, step, now, items, counted)
+            except (TypeError, OverflowError):
+                step, items = self._write_unusual(key_set, step, now, items, counted)
+            if state.watched:
+                state.show(key_set, step, now, items)
+
+    def _admit(self, values: Mapping[str, object]) -> tuple[KeySet, list[StoredValue]] | None:
+        """The key set and values of a row that the fast path does not know; None when nothing is left of it."""
+        self._state.require_open("log")
+        _require_names(values)
+        kept = coerce(values, self._state.skip)
+        if not kept:
+            return None
+        names = tuple(kept)
+        key_set = self._key_sets.get(names)
+        if key_set is None:
+            key_set = self._state.new_key_set(self._key_sets, names, self._context)
+        return key_set, [*kept.values()]
+
+    def _write_unusual(
+        self, key_set: KeySet, step: int, now: int, items: list[StoredValue], counted: bool
+    ) -> tuple[int, list[StoredValue]]:
+        """A row with typed values, or with integers that do not fit into 64 bits."""
+        state = self._state
+        kept = coerce(dict(zip(key_set.names, items, strict=True)), lambda *_: None)
+        items = [kept.get(name, float("nan")) for name in key_set.names]
+        step = state.whole_step(step)
+        key_set.last_step = min(key_set.last_step, 2**63 - 1)
+        key_set.values = items
+        state.note_nonfinite(key_set.names, items, step)
+        state.journal.write_row(key_set, step, now, items, counted)
+        return step, items
+
+    def bind(self, **context: object) -> Run:
+        """The same run with a context added to each row: `run.bind(stage="eval").log(...)`.
+
+        The run itself is not changed, so two threads never fight over one context.
+        """
+        key = tuple(context.items())
+        bound = self._bound.get(key)
+        if bound is None:
+            merged = {**self._context, **{name: str(value) for name, value in context.items()}}
+            bound = Run(self._attempt, merged)
+            if len(self._bound) < _MAX_BOUND_RUNS:
+                self._bound[key] = bound
+        return bound
+
+    def define_metric(
+        self, name: str, step_metric: str | None = None, summary: SummaryKind | None = None
+    ) -> None:
+        """Say how a metric is plotted and summarised. `name` may be a pattern such as `val/*`.
+
+        `step_metric`: the logged metric that is its x axis. `summary`: last (default), min, max, mean, first, none.
+        """
+        if summary is not None and summary not in SUMMARY_KINDS:
+            raise UsageError(f"summary={summary!r} is not known; it can be {', '.join(SUMMARY_KINDS)}.")
+        with self._open("define_metric") as state:
+            if summary is not None:
+                state.aggregates.define(name, summary)
+                state.watched = True
+            state.record(
+                Kind.EVENT, "define_metric", {"name": name, "step_metric": step_metric, "summary": summary}
+            )
+
+    def alert(self, title: str, text: str = "") -> None:
+        """Record that something needs a person's attention."""
+        with self._open("alert") as state:
+            state.record(Kind.EVENT, "alert", {"title": str(title), "text": str(text)})
+
+    def rewind(self, step: int) -> None:
+        """Go back: what was logged behind `step` is superseded in views and stays readable; counting goes on behind it."""
+        with self._open("rewind") as state:
+            state.rewind(state.whole_step(step))
+
+    # -- ending --------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Bring all rows to the disk itself. On return a power cut loses none of them, unless the disk refuses."""
+        self._state.journal.sync()
+
+    def finish(self, exit_code: int = 0) -> None:
+        """End the attempt. The run's id stays the node's; the next `init` goes on with it. Twice is harmless."""
+        self._attempt.finish(exit_code)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._attempt.finish_after(error)
+
+    # -- what is known -------------------------------------------------------------------------------
+
+    def health(self) -> Health:
+        """Whether anything is lost, late or odd: counts of rows, of odd values and steps, by backend."""
+        with self._state.journal.lock:
+            return self._state.health()
+
+    def state_dict(self) -> dict[str, object]:
+        """What a checkpoint keeps, so that a node that comes back from it goes on with this run at this step."""
+        with self._state.journal.lock:
+            identity = self._state.identity
+            return {
+                "schema_version": STATE_SCHEMA_VERSION,
+                "project": identity.project,
+                "run": identity.run,
+                "attempt": identity.attempt,
+                "version": identity.version,
+                "step": self._state.step,
+                "counter": self._state.counter,
+            }
+
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        """Go on with the run of a checkpoint, at its step; steps logged behind it are superseded in views.
+
+        A checkpoint without a run id (an old one) is warned of, and the run stays as it is.
+        """
+        with self._open("load_state_dict"):
+            self._attempt.load_state_dict(state_dict)
+            self._key_sets = self._state.view(self._context)
+
+    @property
+    def summary(self) -> Summary:
+        """One value a metric: the last by default. Set an entry to keep your own, `run.summary["best"] = 0.1`."""
+        state = self._state
+
+        def measured() -> dict[str, object]:
+            with state.journal.lock:
+                return state.measured_summary()
+
+        def write(entries: Mapping[str, object]) -> None:
+            with self._open("summary"):
+                state.record(Kind.SUMMARY, plain_values(entries))
+
+        return Summary(state.summary, measured, write)
+
+    @property
+    def config(self) -> Config:
+        """What this attempt was configured with. A change is journalled as a new version of the config."""
+        return self._attempt.config
+
+    @property
+    def id(self) -> str:
+        """The run's id: it survives restarts, code versions and machines."""
+        return self._state.identity.run
+
+    @property
+    def attempt(self) -> str:
+        """The id of this process start."""
+        return self._state.identity.attempt
+
+    @property
+    def project(self) -> str:
+        """The project's name."""
+        return self._state.identity.project
+
+    @property
+    def entity(self) -> str | None:
+        """The team or account, where a service has them."""
+        return self._state.identity.entity
+
+    @property
+    def role(self) -> str:
+        """What the node does."""
+        return self._state.identity.role
+
+    @property
+    def uid(self) -> str:
+        """The node's number or name within its role."""
+        return self._state.identity.uid
+
+    @property
+    def environment(self) -> str:
+        """`prod`, or the word for trial runs."""
+        return self._state.identity.environment
+
+    @property
+    def version(self) -> str:
+        """The version of the code, found at the start of the process and stamped on every row."""
+        return self._state.identity.version
+
+    @property
+    def group(self) -> str | None:
+        """The name shared by runs that belong together."""
+        return self._state.identity.group
+
+    @property
+    def job_type(self) -> str | None:
+        """The kind of job."""
+        return self._state.identity.job_type
+
+    @property
+    def previous_run(self) -> str | None:
+        """The run that this one replaced, if it was gone."""
+        return self._state.identity.previous_run
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, with one folder an attempt in it."""
+        return self._state.identity.folder
+
+    @property
+    def dir(self) -> str:
+        """This attempt's folder, as text, as in wandb."""
+        return str(self._state.identity.attempt_folder)
+
+    @property
+    def url(self) -> str | None:
+        """Where the run can be looked at in a browser; None where no backend has such a place."""
+        return None
+
+    @property
+    def step(self) -> int:
+        """One past the highest step logged so far in this run, over all attempts; 0 before the first row."""
+        with self._state.journal.lock:
+            return self._state.step
+
+    @property
+    def starting_step(self) -> int:
+        """`step` as it was when this attempt began."""
+        return self._attempt.starting_step
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the run has earlier attempts."""
+        return self._attempt.resumed
+
+    @property
+    def disabled(self) -> bool:
+        """Whether this run records nothing: another rank logs, or `mode="disabled"`."""
+        return self._state.disabled
+
+    @property
+    def finished(self) -> bool:
+        """Whether `finish` was called."""
+        return self._state.finished
+
+    @property
+    def name(self) -> str:
+        """The display name."""
+        return self._attempt.labels.name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._label(name=name)
+
+    @property
+    def notes(self) -> str | None:
+        """Free text about the run."""
+        return self._attempt.labels.notes
+
+    @notes.setter
+    def notes(self, notes: str | None) -> None:
+        self._label(notes=notes)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags; assign to replace them, `run.tags += ("stable",)` to add."""
+        return self._attempt.labels.tags
+
+    @tags.setter
+    def tags(self, tags: Iterable[str]) -> None:
+        self._label(tags=tuple(tags))
+
+    def __repr__(self) -> str:
+        identity = self._state.identity
+        return f"<nodetrack run {identity.run}: {self.name}, version {identity.version}, project {identity.project}>"
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _open(self, call: str) -> Iterator[RunState]:
+        """The state, locked; raises RunFinishedError after `finish`."""
+        state = self._state
+        with state.journal.lock:
+            state.require_open(call)
+            yield state
+
+    def _label(self, **fields: object) -> None:
+        with self._open("set"):
+            self._attempt.set_labels(fields)
+
+
+def _require_names(values: object) -> None:
+    """Raises UsageError unless `values` is a mapping whose keys are strings."""
+    if not isinstance(values, Mapping):
+        raise UsageError(
+            f"run.log takes a mapping of metric names to values, such as {{'loss': 0.1}}, not {type(values).__name__}."
+        )
+    for name in values:
+        if not isinstance(name, str):
+            raise UsageError(f"A metric name must be a string; {name!r} is {type(name).__name__}.")

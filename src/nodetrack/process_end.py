@@ -1,0 +1,146 @@
+"""How the process ends, told to the attempts that are still open.
+
+| the process …                                   | the attempt is          |
+|-------------------------------------------------|-------------------------|
+| ends without `finish`                           | finished                |
+| ends by `sys.exit(3)`                           | crashed, exit code 3    |
+| ends by an uncaught exception                   | crashed, with its type  |
+| gets Ctrl-C or SIGTERM and ends                 | terminated, by name     |
+
+Nothing is taken from the user: `sys.excepthook`, `sys.exit` and the handler of SIGTERM are called as they were
+before, and put back when the last attempt has finished unless somebody has replaced them since.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import NoReturn, Protocol
+
+
+class Ending(Protocol):
+    """An attempt, as this module sees it. `end` must be harmless after `finish`."""
+
+    def end(self, state: str, exit_code: int, reason: str) -> None:
+        """Record how the attempt ended and close it."""
+
+    def note_signal(self, name: str) -> None:
+        """Record that a signal came, with the process going on for now."""
+
+
+class _ProcessEnd:
+    """The hooks of this process and the attempts that they speak to."""
+
+    def __init__(self) -> None:
+        self._attempts: list[Ending] = []
+        self._installed = False
+        self._pid = 0
+        self._exit_code = 0
+        self._error: BaseException | None = None
+        self._signal = ""
+
+    def watch(self, attempt: Ending) -> None:
+        """Tell `attempt` when the process ends."""
+        self._attempts.append(attempt)
+        if not self._installed or self._pid != os.getpid():
+            self._install()
+
+    def forget(self, attempt: Ending) -> None:
+        """The attempt has finished."""
+        if attempt in self._attempts:
+            self._attempts.remove(attempt)
+        if not self._attempts and self._installed and self._pid == os.getpid():
+            self._uninstall()
+
+    # -- installing ----------------------------------------------------------------------------------
+
+    def _install(self) -> None:
+        self._installed = True
+        self._pid = os.getpid()
+        self._exit_code, self._error, self._signal = 0, None, ""
+        atexit.register(self._at_exit)
+        self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
+        self._exit, sys.exit = sys.exit, self._on_exit  # type: ignore[assignment]  # same call, bound method
+        self._term = signal.SIG_DFL
+        if threading.current_thread() is threading.main_thread():
+            previous = signal.getsignal(signal.SIGTERM)
+            if previous is not signal.SIG_IGN and previous is not None:
+                self._term = previous
+                signal.signal(signal.SIGTERM, self._on_term)
+
+    def _uninstall(self) -> None:
+        self._installed = False
+        atexit.unregister(self._at_exit)
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._excepthook
+        if sys.exit == self._on_exit:
+            sys.exit = self._exit
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == self._on_term:
+            signal.signal(signal.SIGTERM, self._term)
+
+    # -- the hooks -----------------------------------------------------------------------------------
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        self._error = error
+        self._excepthook(kind, error, trace)
+
+    def _on_exit(self, status: object = None) -> NoReturn:
+        self._exit_code = status if isinstance(status, int) else 0 if status is None else 1
+        self._exit(status)  # type: ignore[arg-type]  # typeshed's alias of the same thing
+
+    def _on_term(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() == self._pid:
+            self._signal = signal.Signals(number).name
+            for attempt in list(self._attempts):
+                attempt.note_signal(self._signal)
+        if callable(self._term):
+            self._term(number, frame)
+            return
+        if os.getpid() == self._pid:
+            self._end_all()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._pid:
+            self._end_all()
+
+    def _end_all(self) -> None:
+        state, exit_code, reason = self._how()
+        for attempt in list(self._attempts):
+            attempt.end(state, exit_code, reason)
+
+    def _how(self) -> tuple[str, int, str]:
+        error = self._error or self._last_error()
+        if isinstance(error, KeyboardInterrupt):
+            return "terminated", 128 + signal.SIGINT, "SIGINT"
+        if error is not None:
+            return ("crashed", 1, describe_error(error))
+        if self._signal:
+            return "terminated", 128 + signal.Signals[self._signal], self._signal
+        if self._exit_code:
+            return "crashed", self._exit_code, f"exit code {self._exit_code}"
+        return "finished", 0, ""
+
+    @staticmethod
+    def _last_error() -> BaseException | None:
+        """The uncaught exception, where somebody replaced our hook without calling it on."""
+        if hasattr(sys, "ps1"):  # in an interactive session every mistake is an "uncaught exception"
+            return None
+        error = getattr(sys, "last_value", None)
+        return error if isinstance(error, BaseException) else None
+
+
+def describe_error(error: BaseException) -> str:
+    """`ValueError: the message`, cut to a length that fits a table."""
+    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    return text if len(text) <= 500 else f"{text[:500]}…"
+
+
+process_end = _ProcessEnd()

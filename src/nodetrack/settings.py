@@ -1,0 +1,192 @@
+"""Every setting, in one place, and where each value came from.
+
+    argument > NODETRACK_<NAME> > .env > nodetrack.toml or [tool.nodetrack] in pyproject.toml > default
+
+`NODETRACK_BACKENDS` alone also wins over its argument, so that whoever launches a job can say where its
+rows go without touching the code. The TOML file is the nearest one at or above the working directory.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal, NamedTuple
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from nodetrack.errors import SettingsError
+
+PREFIX: Final = "NODETRACK_"
+#: Variables with our prefix that are not settings: hyper-parameters, and what only our tests read.
+_OTHER_PREFIXES: Final = ("NODETRACK_HPARAMS__", "NODETRACK_TEST_")
+
+logger = logging.getLogger("nodetrack")
+
+
+def _split(value: object) -> object:
+    """A list may be written `a,b` or as JSON; `none` and the empty text are the empty list."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if text.startswith("["):
+        return json.loads(text)
+    return [] if text in ("", "none") else [part.strip() for part in text.split(",")]
+
+
+StringList = Annotated[tuple[str, ...], BeforeValidator(_split)]
+BackendList = Annotated[tuple[str | dict[str, object], ...], BeforeValidator(_split)]
+PathPart = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class Settings(BaseModel):
+    """All settings with their defaults; `resolve` fills one from its layers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
+
+    dir: Path = Field(Path(".nodetrack"), description="folder of the journals and run-id files")
+    project: PathPart = Field("default", description="name under which runs are compared")
+    role: PathPart = Field("trainer", description="what the node does: miner, validator, trainer, …")
+    uid: PathPart = Field("0", description="the node's number or name within its role")
+    environment: PathPart = Field("prod", description="prod, or another word for trial runs")
+    entity: str | None = Field(None, description="team or account at services that have them")
+    group: str | None = Field(None, description="name shared by runs that belong together")
+    job_type: str | None = Field(None, description="kind of job, as in wandb")
+    name: str | None = Field(None, description="display name of the run")
+    name_fields: StringList = Field((), description="config fields that make the name when none is given")
+    tags: StringList = Field((), description="tags of the run")
+    notes: str | None = Field(None, description="free text about the run")
+    version: str | None = Field(None, description="version of the code; found by itself when not set")
+    package: str | None = Field(None, description="package whose version is the code's version")
+    id: str | None = Field(None, description="run id to take up instead of the persisted one")
+    resume: Literal["allow", "must", "never", "auto"] = Field(
+        "allow", description="take up the persisted run if there is one, only if there is one, or never"
+    )
+    on_conflict: Literal["error", "new"] = Field(
+        "error", description="when another live process is this node: refuse, or log to a new run"
+    )
+    mode: Literal["online", "offline", "disabled"] = Field(
+        "online", description="deliver to the backends, only journal, or do nothing at all"
+    )
+    backends: BackendList = Field((), description="where rows end up besides the journal")
+    rank: int | None = Field(None, ge=0, description="this process's rank; found from the launcher when not set")
+    ranks: Literal["main", "all"] = Field("main", description="which ranks log: rank 0, or each as its own run")
+    init_timeout: float = Field(5.0, gt=0, description="seconds that init may take")
+    finish_timeout: float = Field(30.0, gt=0, description="seconds that finish may take")
+    heartbeat_seconds: float = Field(15.0, gt=0, description="seconds between two signs of life")
+    stale_after_seconds: float = Field(300.0, gt=0, description="seconds without a sign of life until a run is stale")
+    segment_bytes: int = Field(64 * 1024 * 1024, ge=4096, description="bytes at which a journal segment is rotated")
+    backlog_records: int = Field(10_000, ge=0, description="records kept in memory while the disk refuses")
+    redact: StringList = Field((), description="further key patterns whose values are masked in the config")
+
+
+class Resolved(NamedTuple):
+    """The settings and, for each, the layer that its value came from."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+class _Given(NamedTuple):
+    value: object
+    origin: str
+
+
+def resolve(arguments: Mapping[str, object] | None = None, start: Path | None = None) -> Resolved:
+    """The settings for a process that was started in `start` (default: the working directory).
+
+    An argument that is None counts as not given. Raises SettingsError naming the setting, its value and
+    where the value came from.
+    """
+    start = start or Path.cwd()
+    given: dict[str, _Given] = {}
+    given.update(_from_toml(start))
+    given.update(_from_dotenv(start))
+    given.update(_from_variables(os.environ, "the environment"))
+    backends = given.get("backends")
+    given.update(_from_arguments(arguments or {}))
+    if backends is not None and backends.origin.startswith(PREFIX):
+        given["backends"] = backends
+    settings = _validated(given)
+    origins = {name: given[name].origin if name in given else "default" for name in Settings.model_fields}
+    return Resolved(settings, origins)
+
+
+def _validated(given: Mapping[str, _Given]) -> Settings:
+    try:
+        return Settings.model_validate({name: item.value for name, item in given.items()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        item = given[name]
+        raise SettingsError(
+            f"The setting {name!r} cannot be {item.value!r} (from {item.origin}): {first['msg']}."
+        ) from error
+
+
+def _from_arguments(arguments: Mapping[str, object]) -> dict[str, _Given]:
+    unknown = [name for name in arguments if name not in Settings.model_fields]
+    if unknown:
+        raise SettingsError(f"There is no setting {unknown[0]!r}{_hint(unknown[0])}.")
+    return {name: _Given(value, "argument") for name, value in arguments.items() if value is not None}
+
+
+def _from_variables(variables: Mapping[str, str | None], place: str) -> dict[str, _Given]:
+    found = {}
+    for variable, value in variables.items():
+        if not variable.startswith(PREFIX) or variable.startswith(_OTHER_PREFIXES) or value is None:
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name in Settings.model_fields:
+            found[name] = _Given(value, variable if place == "the environment" else f"{variable} in {place}")
+        else:
+            logger.warning("%s (in %s) is not a setting and is ignored%s.", variable, place, _hint(name))
+    return found
+
+
+def _from_dotenv(start: Path) -> dict[str, _Given]:
+    path = start / ".env"
+    if not path.is_file():
+        return {}
+    from dotenv import dotenv_values
+
+    return _from_variables(dotenv_values(path), str(path))
+
+
+def _from_toml(start: Path) -> dict[str, _Given]:
+    for folder in (start, *start.parents):
+        for path, keys in ((folder / "nodetrack.toml", ()), (folder / "pyproject.toml", ("tool", "nodetrack"))):
+            table = _toml_table(path, keys)
+            if table is not None:
+                return _known(table, path)
+    return {}
+
+
+def _toml_table(path: Path, keys: tuple[str, ...]) -> Mapping[str, object] | None:
+    if not path.is_file():
+        return None
+    try:
+        table: object = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        if keys:  # somebody else's pyproject.toml is not ours to judge
+            return None
+        raise SettingsError(f"{path} cannot be read: {error}.") from error
+    for key in keys:
+        table = table.get(key) if isinstance(table, dict) else None
+    return table if isinstance(table, dict) else None
+
+
+def _known(table: Mapping[str, object], path: Path) -> dict[str, _Given]:
+    for name in table:
+        if name not in Settings.model_fields:
+            raise SettingsError(f"{path} sets {name!r}, which is not a setting{_hint(name)}.")
+    return {name: _Given(value, str(path)) for name, value in table.items()}
+
+
+def _hint(name: str) -> str:
+    near = difflib.get_close_matches(name, Settings.model_fields, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
