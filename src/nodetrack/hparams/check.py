@@ -14,6 +14,8 @@ from nodetrack.hparams.fields import Field, Group
 from nodetrack.hparams.layers import Json, KeyPath, Layer, Origin, Problem, dotted
 from nodetrack.hparams.merge import is_delete_marker
 
+_NO_MARKER = 'is no marker; the only one is {"$delete": true}, and it stands alone'
+
 
 @dataclass(frozen=True, slots=True)
 class CheckedLayer:
@@ -30,6 +32,7 @@ def check_layer(layer: Layer, declared: Group) -> CheckedLayer:
     Raises `HparamsError` for a value that cannot take its type, breaks its field's rule, or is no marker.
     """
     check = _Check(layer, declared)
+    check.refuse_other_markers(layer.values, ())
     values = check.object(layer.values, declared, ())
     return CheckedLayer(replace(layer, values=values), tuple(check.notices), tuple(check.problems))
 
@@ -42,13 +45,19 @@ class _Check:
         self.notices: list[str] = []
         self.problems: list[Problem] = []
 
+    def refuse_other_markers(self, values: dict[str, Json], path: KeyPath) -> None:
+        for name, value in values.items():
+            if name.startswith("$"):
+                raise self._error((*path, name), _NO_MARKER)
+            if isinstance(value, dict) and not is_delete_marker(value):
+                self.refuse_other_markers(value, (*path, name))
+
     def object(self, values: dict[str, Json], group: Group, path: KeyPath) -> dict[str, Json]:
         return {
             name: self._value(value, group.members.get(name), (*path, name)) for name, value in values.items()
         }
 
     def _value(self, value: Json, member: Field | Group | None, path: KeyPath) -> Json:
-        self._refuse_other_markers(value, path)
         if member is None:
             self._report_unknown(value, path)
             return value
@@ -97,16 +106,6 @@ class _Check:
             return [path]
         names = {member.path[-1] for member in self._declared.walk()}
         return [leaf for leaf in _leaves(value, path) if leaf[-1] in names] or [path]
-
-    def _refuse_other_markers(self, value: Json, path: KeyPath) -> None:
-        if not isinstance(value, dict) or is_delete_marker(value):
-            return
-        for name, inner in value.items():
-            if name.startswith("$"):
-                raise self._error(
-                    (*path, name), 'is no marker; the only one is {"$delete": true}, and it stands alone'
-                )
-            self._refuse_other_markers(inner, (*path, name))
 
     def _origin(self, path: KeyPath) -> Origin:
         return self._layer.origin_of(path)
