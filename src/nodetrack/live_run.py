@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 STATE_SCHEMA_VERSION: Final = 1
 _MAX_BOUND_RUNS: Final = 256
-_UNKNOWN: Final[list[object]] = [None]
 
 
 class Run:
@@ -69,68 +68,60 @@ class Run:
             self.bind(**context).log(values, step, commit=commit)
             return
         state = self._state
-        with state.journal.lock:
-            try:
-                key_set = self._key_sets[tuple(values)]
-                items = [*values.values()]
-            except (KeyError, TypeError, AttributeError):  # new names, or no mapping at all
-                items = _UNKNOWN
-            for item in items:
-                if item.__class__ is not float and item.__class__ is not int:
-                    admitted = self._admit(values)
-                    if admitted is None:
-                        return
-                    key_set, items = admitted
-                    break
+        journal = state.journal
+        lock = journal.lock
+        lock.acquire()  # `with` costs three times as much
+        try:
             counted = step is None
             if step is None:
                 step = state.counter
-                if commit is not False:
-                    state.counter = step + 1
             elif step.__class__ is not int:
                 step = state.whole_step(step)
+            try:
+                key_set = self._key_sets[tuple(values)]
+                items: list[StoredValue] = [*values.values()]  # type: ignore[list-item]  # write_row checks them
+                journal.write_row(key_set, step, now, items, counted)
+            except (KeyError, TypeError, AttributeError, OverflowError):
+                # New names, values that are no plain numbers, no mapping at all, or `finish` was called.
+                admitted = self._log_unusual(values, step, now, counted)
+                if admitted is None:
+                    return
+                key_set, step, items = admitted
+            else:
+                total = sum(items)  # type: ignore[arg-type]  # plain numbers, as write_row has seen
+                if total - total != 0.0:  # only NaN and the infinities differ from themselves
+                    state.note_nonfinite(key_set.names, items, step)
+            if counted and commit is not False:
+                state.counter = step + 1
             if step >= key_set.last_step:
                 key_set.last_step = step
             else:
                 state.out_of_order += 1
             state.logged = key_set.order = state.logged + 1
             key_set.values = items
-            try:
-                total = sum(items)
-                if total - total != 0.0:  # only NaN and the infinities differ from themselves
-                    state.note_nonfinite(key_set.names, items, step)
-                state.journal.write_row(key_set, step, now, items, counted)
-            except (TypeError, OverflowError):
-                step, items = self._write_unusual(key_set, step, now, items, counted)
             if state.watched:
                 state.show(key_set, step, now, items)
+        finally:
+            lock.release()
 
-    def _admit(self, values: Mapping[str, object]) -> tuple[KeySet, list[StoredValue]] | None:
-        """The key set and values of a row that the fast path does not know; None when nothing is left of it."""
-        self._state.require_open("log")
+    def _log_unusual(
+        self, values: Mapping[str, object], step: int, now: int, counted: bool
+    ) -> tuple[KeySet, int, list[StoredValue]] | None:
+        """A row that the fast path does not know: what can be kept of it is written and returned; None if nothing can."""
+        state = self._state
+        state.require_open("log")
         _require_names(values)
-        kept = coerce(values, self._state.skip)
+        kept = coerce(values, state.skip)
         if not kept:
             return None
-        names = tuple(kept)
+        names, items = tuple(kept), [*kept.values()]
         key_set = self._key_sets.get(names)
         if key_set is None:
-            key_set = self._state.new_key_set(self._key_sets, names, self._context)
-        return key_set, [*kept.values()]
-
-    def _write_unusual(
-        self, key_set: KeySet, step: int, now: int, items: list[StoredValue], counted: bool
-    ) -> tuple[int, list[StoredValue]]:
-        """A row with typed values, or with integers that do not fit into 64 bits."""
-        state = self._state
-        kept = coerce(dict(zip(key_set.names, items, strict=True)), lambda *_: None)
-        items = [kept.get(name, float("nan")) for name in key_set.names]
+            key_set = state.new_key_set(self._key_sets, names, self._context)
         step = state.whole_step(step)
-        key_set.last_step = min(key_set.last_step, 2**63 - 1)
-        key_set.values = items
-        state.note_nonfinite(key_set.names, items, step)
-        state.journal.write_row(key_set, step, now, items, counted)
-        return step, items
+        state.note_nonfinite(names, items, step)
+        state.journal.write_row(key_set, step, now, items, counted, checked=True)
+        return key_set, step, items
 
     def bind(self, **context: object) -> Run:
         """The same run with a context added to each row: `run.bind(stage="eval").log(...)`.

@@ -18,12 +18,11 @@ from nodetrack.backends.base import Backend, Batch, BatchRow, RunInfo
 from nodetrack.errors import RunFinishedError
 from nodetrack.health import BackendHealth, Health, Skipped
 from nodetrack.journal.segment import SCHEMA_VERSION
-from nodetrack.journal.writer import JournalWriter, KeySet
+from nodetrack.journal.writer import BEFORE_ALL_STEPS, JournalWriter, KeySet
 from nodetrack.records import JsonValue, Kind, SegmentHeader, StoredValue
 
 #: More key sets than this and the run lets go of them all: names that never repeat must not fill the memory.
 MAX_KEY_SETS: Final = 4096
-_BEFORE_ALL_STEPS: Final = -(2**63)
 _MAX_STEP: Final = 2**63 - 1
 
 logger = logging.getLogger("nodetrack")
@@ -94,7 +93,7 @@ class RunState:
     def step(self) -> int:
         """One past the highest step so far, 0 before the first row."""
         steps = [key_set.last_step for view in self._views.values() for key_set in view.values()]
-        return max(self.base_step, max(steps, default=_BEFORE_ALL_STEPS) + 1)
+        return max(self.base_step, max(steps, default=BEFORE_ALL_STEPS) + 1)
 
     def whole_step(self, step: object) -> int:
         """The step as an integer within 64 bits. What cannot be one is kept at the nearest, with a warning."""
@@ -130,7 +129,6 @@ class RunState:
             self.forget_key_sets()
             self.journal.forget_key_sets()
         key_set = KeySet(names, context)
-        key_set.last_step = _BEFORE_ALL_STEPS
         view[names] = key_set
         self._key_set_count += 1
         return key_set

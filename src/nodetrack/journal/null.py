@@ -22,9 +22,16 @@ class NullJournal(JournalWriter):
         """See JournalWriter."""
 
     def write_row(
-        self, key_set: KeySet, step: int, time_ns: int, values: list[StoredValue], counted: bool
+        self,
+        key_set: KeySet,
+        step: int,
+        time_ns: int,
+        values: list[StoredValue],
+        counted: bool,
+        checked: bool = False,
     ) -> None:
         """See JournalWriter."""
+        self._checked(values, checked)
 
     def write(self, payload: Payload) -> None:
         """See JournalWriter."""

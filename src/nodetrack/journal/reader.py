@@ -120,7 +120,7 @@ class SegmentReader:
             self.unnamed_rows += 1
             return None
         names, context = named
-        values = cast("list[StoredValue]", fields[4])
+        values = cast("list[StoredValue]", fields[-1])
         return Row(
             offset=offset,
             names=names,

@@ -36,6 +36,8 @@ _OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLO
 _COPY_BYTES: Final = 1024 * 1024
 _ROTATE_RETRY_BYTES: Final = 1024 * 1024
 
+BEFORE_ALL_STEPS: Final = -(2**63)
+
 _encode = msgspec.msgpack.Encoder().encode
 _write = os.write
 _pack_head = FRAME_HEAD.pack
@@ -45,15 +47,19 @@ _ROW = int(Kind.ROW)
 class KeySet:
     """The metric names and the context that rows share; written once a segment, then referred to by number."""
 
-    __slots__ = ("context", "last_step", "names", "number", "order", "values")
+    __slots__ = ("all_floats", "context", "last_step", "names", "number", "order", "tail", "values")
 
     def __init__(self, names: tuple[str, ...], context: Mapping[str, str]) -> None:
         self.names = names
         self.context = context
+        # MessagePack writes a float as 0xCB and eight bytes. A row ends with its values, so if every ninth byte of
+        # its last 9n is 0xCB, all n are floats: the type check of the hot path, in one comparison.
+        self.tail = -9 * len(names)
+        self.all_floats = b"\xcb" * len(names)
         #: Its number in the current segment; 0 while the segment does not know it.
         self.number = 0
-        #: The highest step of its rows so far; None before the first.
-        self.last_step: int | None = None
+        #: The highest step of its rows so far.
+        self.last_step = BEFORE_ALL_STEPS
         #: The newest values, and the place of that row among all rows of the run.
         self.values: list[StoredValue] = []
         self.order = 0
@@ -116,20 +122,29 @@ class JournalWriter:
             self._begin_segment()
 
     def write_row(
-        self, key_set: KeySet, step: int, time_ns: int, values: list[StoredValue], counted: bool
+        self,
+        key_set: KeySet,
+        step: int,
+        time_ns: int,
+        values: list[StoredValue],
+        counted: bool,
+        checked: bool = False,
     ) -> None:
         """Record one row; `counted` says that its step is the run's own counter.
 
-        Raises OverflowError for an integer beyond 64 bits, and nothing else.
+        Unless the values are `checked`, TypeError is raised for one that is neither an int nor a float, OverflowError
+        for an integer beyond 64 bits. Nothing else is raised.
         """
         if (not key_set.number or self._backlog) and not (self._ready() and self._define(key_set)):
-            _encode(values)
-            self._keep((key_set, step, time_ns, values, counted))
+            self._keep((key_set, step, time_ns, self._checked(values, checked), counted))
             return
-        number = key_set.number
         payload = _encode(
-            [_ROW, number, step, time_ns, values, True] if counted else [_ROW, number, step, time_ns, values]
+            (_ROW, key_set.number, step, time_ns, True, values)
+            if counted
+            else (_ROW, key_set.number, step, time_ns, values)
         )
+        if payload[key_set.tail :: 9] != key_set.all_floats:
+            self._checked(values, checked)
         framed = _pack_head(len(payload), crc32(payload)) + payload  # `frame`, without the call
         try:
             done = _write(self._fd, framed)
@@ -146,6 +161,16 @@ class JournalWriter:
         self._size += done
         if self._size >= self._rotate_at:
             self._begin_segment()
+
+    @staticmethod
+    def _checked(values: list[StoredValue], checked: bool) -> list[StoredValue]:
+        """The values; raises TypeError or OverflowError as `write_row` says."""
+        if not checked:
+            for value in values:
+                if value.__class__ is not float and value.__class__ is not int:
+                    raise TypeError
+            _encode(values)
+        return values
 
     def write(self, payload: Payload) -> None:
         """Record anything that is not a row. A record beyond the size limit is counted as lost."""
@@ -359,7 +384,7 @@ class JournalWriter:
         if isinstance(waiting, list):
             return self._append(waiting)
         before = self.written
-        self.write_row(*waiting)
+        self.write_row(*waiting, checked=True)
         if self.written == before:
             self._backlog.clear()
             return False
