@@ -45,7 +45,7 @@ def is_worth_a_notice(before: Json, after: Json) -> bool:
 
 def shown(value: Json) -> str:
     """A value as JSON writes it, short enough for a message."""
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 

@@ -1,0 +1,188 @@
+"""`nodetrack hparams show | explain | diff`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from nodetrack.cli.hparams import app
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def hparams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run the command in a folder with a project, a local-run and a size file."""
+    for name in [name for name in os.environ if name.startswith("NODETRACK_HPARAMS__")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    Path("hparams.json").write_text('{\n"seed": 5,\n"torchtitan": {"dp_shard": 2}}')
+    Path("hparams-local-run.json").write_text('{\n"seed": 6}')
+    Path("1b.json").write_text('{"hidden_size": 64}')
+    return lambda *arguments: CliRunner().invoke(app, arguments)
+
+
+def rows(result: Result) -> list[list[str]]:
+    """The cells of a printed table, without its head."""
+    lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def test_show_prints_every_value_with_unit_and_meaning(hparams: Command) -> None:
+    result = hparams("show")
+    assert result.exit_code == 0
+    assert ["seed", "5", "", "start of every random sequence"] in rows(result)
+    assert ["windows", "100", "windows", "exchanges of pseudo-gradients in the whole training"] in rows(
+        result
+    )
+
+
+def test_show_json_is_what_a_node_would_have(hparams: Command) -> None:
+    values = json.loads(hparams("show", "--json", "--local", "betas=[0.5]", "model_size=1b").stdout)
+    assert (values["seed"], values["betas"], values["hidden_size"]) == (6, [0.5], 64)
+    assert values["torchtitan"]["dp_shard"] == 2
+    assert values["extra"] == {}
+
+
+def test_show_changed_prints_only_what_differs_from_the_defaults(hparams: Command) -> None:
+    result = hparams("show", "--changed", "--json", "windows=100", "gradient_clip=null")
+    assert json.loads(result.stdout) == {"seed": 5, "gradient_clip": None, "torchtitan": {"dp_shard": 2}}
+
+
+def test_explain_prints_file_and_line_and_what_was_overridden(hparams: Command) -> None:
+    result = hparams("explain", "seed", "--local")
+    assert rows(result) == [
+        ["seed", "6", "hparams-local-run.json:2", "5 (hparams.json:2)"],
+        ["", "", "", "0 (built-in default)"],
+    ]
+
+
+def test_explain_json_tells_everything_that_is_known(hparams: Command) -> None:
+    (told,) = json.loads(hparams("explain", "torchtitan.dp_shard", "torchtitan.dp_shard=4", "--json").stdout)
+    assert told["key"] == "torchtitan.dp_shard"
+    assert (told["value"], told["default"], told["is_changed"], told["is_declared"]) == (4, 1, True, True)
+    assert told["origin"]["layer"] == "override"
+    assert told["origin"]["source"] == "override torchtitan.dp_shard=4"
+    assert told["overridden"] == [
+        {
+            "value": 2,
+            "origin": {
+                "layer": "project",
+                "source": "hparams.json",
+                "path": "hparams.json",
+                "line": 3,
+                "column": 16,
+            },
+        },
+        {
+            "value": 1,
+            "origin": {
+                "layer": "default",
+                "source": "built-in default",
+                "path": None,
+                "line": None,
+                "column": None,
+            },
+        },
+    ]
+
+
+def test_explain_without_keys_explains_all_and_a_group_explains_its_members(hparams: Command) -> None:
+    keys = [told["key"] for told in json.loads(hparams("explain", "--json").stdout)]
+    assert {"seed", "torchtitan.dp_shard", "extra"} <= set(keys)
+    validator = [
+        told["key"] for told in json.loads(hparams("explain", "validator", "validator", "--json").stdout)
+    ]
+    assert validator == [key for key in keys if key.startswith("validator.")]
+    assert [told["key"] for told in json.loads(hparams("explain", "--changed", "--json").stdout)] == [
+        "seed",
+        "torchtitan.dp_shard",
+    ]
+
+
+@pytest.mark.case("C066")
+def test_an_unknown_key_is_a_warning_and_strictly_exit_code_2(hparams: Command) -> None:
+    told = "override learning_rte=1: unknown key 'learning_rte'; did you mean 'learning_rate'?"
+    result = hparams("show", "--json", "learning_rte=1")
+    assert (result.exit_code, result.stderr) == (0, f"warning: {told}\n")
+    assert json.loads(result.stdout)["learning_rte"] == 1
+    result = hparams("show", "--strict", "learning_rte=1")
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"error: {told}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "--dir", "gone"], "error: gone is not a folder; pass the one that holds hparams.json.\n"),
+        (["show", "seed=x"], 'error: override seed=x: seed must be a whole number, not "x".\n'),
+        (
+            ["show", "seed"],
+            "error: Override 'seed' is not of the form key=value, such as torchtitan.dp_shard=2.\n",
+        ),
+        (["explain", "sede"], "error: There is no key 'sede'; did you mean 'seed'?\n"),
+        (["diff", "gone.json"], "error: gone.json does not exist; name a folder or a JSON file.\n"),
+        (["diff", ".", ".", "."], "error: diff compares one or two folders or files, not 3; name A and B.\n"),
+        (["diff", "seed=1"], "error: diff compares one or two folders or files, not 0; name A and B.\n"),
+        (
+            ["diff", "hparams.json", "--local"],
+            "error: --local needs a folder, and hparams.json is none; name the file itself.\n",
+        ),
+    ],
+)
+def test_an_error_is_one_sentence_on_standard_error_and_exit_code_2(
+    hparams: Command, arguments: list[str], message: str
+) -> None:
+    result = hparams(*arguments)
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", message)
+
+
+def test_diff_shows_what_the_local_run_and_overrides_change(hparams: Command) -> None:
+    result = hparams("diff", ".", ".", "--local", "windows=3", "--json")
+    assert json.loads(result.stdout) == [
+        {"key": "seed", "a": 5, "a_origin": "hparams.json:2", "b": 6, "b_origin": "hparams-local-run.json:2"},
+        {
+            "key": "windows",
+            "a": 100,
+            "a_origin": "built-in default",
+            "b": 3,
+            "b_origin": "override windows=3",
+        },
+    ]
+
+
+def test_diff_of_one_side_is_against_the_defaults(hparams: Command) -> None:
+    assert [pair["key"] for pair in json.loads(hparams("diff", ".", "--json").stdout)] == [
+        "seed",
+        "torchtitan.dp_shard",
+    ]
+
+
+def test_diff_compares_files_of_any_name_in_the_given_folder(hparams: Command, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "a.json").write_text('{"extra": {"mine": null, "flag": true}}')
+    (tmp_path / "old" / "b.json").write_text('{"extra": {"flag": 1}}')
+    result = hparams("diff", "--dir", "old", "a.json", "b.json", "--json")
+    assert json.loads(result.stdout) == [
+        {"key": "extra.mine", "a": None, "a_origin": "old/a.json:1"},
+        {"key": "extra.flag", "a": True, "a_origin": "old/a.json:1", "b": 1, "b_origin": "old/b.json:1"},
+    ]
+
+
+def test_diff_prints_a_side_without_the_key_as_none(hparams: Command) -> None:
+    result = hparams("diff", ".", ".", "extra.mine=x[bold]")
+    assert rows(result)[0] == ["extra", "{}", "(none)"]
+    assert rows(result)[2] == ["extra.mine", "(none)", '"x[bold]"']
+
+
+def test_what_no_terminal_can_print_is_printed_as_its_escape(hparams: Command) -> None:
+    Path("hparams.json").write_text('{"extra": {"mine": "\\ud800[red]"}}')
+    result = hparams("show", "--changed")
+    assert result.exit_code == 0
+    assert rows(result)[0][1] == '"\\ud800[red]"'
