@@ -14,7 +14,8 @@
     ├── BackendError
     │   ├── UnknownBackendError   no backend has that name
     │   └── BackendRefusedError   the service says no: credentials, project
-    └── MissingExtraError         an optional package is needed
+    ├── MissingExtraError         an optional package is needed
+    └── DemoError                 `nodetrack demo` cannot start or go on
 
 Each message is one sentence or two: what happened, where, and what to do. What a program may want to
 act on is kept as attributes.
@@ -141,3 +142,7 @@ class MissingExtraError(NodetrackError):
         super().__init__(f"{needed_for} needs {package}: install it with  pip install 'nodetrack[{extra}]'.")
         self.package = package
         self.extra = extra
+
+
+class DemoError(NodetrackError):
+    """`nodetrack demo` cannot start or go on; the message says why and what to do."""
