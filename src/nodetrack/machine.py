@@ -78,6 +78,7 @@ def process_created_at(pid: int | None = None) -> float | None:
 
     A zombie is not alive: it can neither log nor let go of anything, and a trainer that was killed
     stays one until its parent looks.
+    Raises psutil.AccessDenied where the system hides other people's processes.
     """
     import psutil
 

@@ -151,6 +151,25 @@ def test_a_pydantic_model_becomes_a_dict_and_its_secrets_stay_covered() -> None:
     assert "hunter2" not in json.dumps(result)
 
 
+def test_a_pydantic_model_that_was_never_validated_is_read_without_a_warning() -> None:
+    model = Model.model_construct(layers="two", optimizer=Optimizer(0.1))
+
+    assert plain_config(model)["layers"] == "two"
+
+
+def test_a_data_frame_is_described_and_not_copied() -> None:
+    class DataFrame:
+        shape = (1_000_000, 3)
+
+        def to_dict(self) -> dict[str, object]:
+            raise AssertionError("this would be a million rows")
+
+        def __str__(self) -> str:
+            return "a table"
+
+    assert str(plain(DataFrame())).endswith("DataFrame: a table>")
+
+
 def test_what_has_a_to_dict_of_its_own_is_read_by_it() -> None:
     class PretrainedConfig:
         def to_dict(self) -> dict[str, object]:

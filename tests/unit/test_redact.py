@@ -205,12 +205,11 @@ def test_innocent_text_stays(text: str) -> None:
     assert redact_text(text) == text
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["://a:" * 4000, "a=" * 9000, '"a' * 9000, "x." * 9000, "x-" * 9000, "sk-" * 9000, "-----BEGIN " * 3000],
-)
-def test_hostile_text_is_read_in_reasonable_time(text: str) -> None:
-    """No pattern backtracks without end: without its bounds this test runs into the suite's time limit."""
+@pytest.mark.parametrize("unit", ["://a:", "a=", '"a', "x.", "x-", "sk-", "eyJ-", "-----BEGIN ", "bearer "])
+def test_hostile_text_is_read_in_reasonable_time(unit: str) -> None:
+    """Without the bounds in the patterns this test runs into the suite's time limit."""
+    text = unit * 100_000
+
     assert redact_text(text) == text
 
 

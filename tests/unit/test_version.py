@@ -155,6 +155,20 @@ def test_the_command_of_an_installed_package_is_known_by_it(
     assert find_version() == FoundVersion("1.4", "installed package my-node")
 
 
+@pytest.mark.parametrize("script", ["elsewhere/my-node-run", "{bin}/pytest"])
+def test_a_script_that_is_called_like_a_command_or_only_runs_others_is_not_taken_for_a_package(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "my-node", "1.4", entry_points__txt="[console_scripts]\nmy-node-run = m:main\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / script.format(bin=Path(sys.executable).parent)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(file))
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.delattr(sys.modules["__main__"], "__version__", raising=False)
+
+    assert find_version(start=tmp_path) == FoundVersion("0+unknown", "default")
+
+
 def test_a_program_that_runs_other_peoples_code_does_not_lend_it_its_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
