@@ -3,7 +3,8 @@
     run = nodetrack.init(project="my-network", role="miner", uid=7, config=hparams)
     run.log({"train/loss": loss}, step=step)
 
-Names are loaded when they are first used, so that `import nodetrack` costs a training process next to nothing.
+Names are loaded when they are first used, so that `import nodetrack` costs a training process next to
+nothing.
 """
 
 from __future__ import annotations

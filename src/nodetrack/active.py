@@ -49,7 +49,9 @@ def finish(exit_code: int = 0) -> None:
 
 
 class ActiveMapping(MutableMapping[str, object]):
-    """`nodetrack.summary` and `nodetrack.config`: may be imported before `init`, and speak to the active run."""
+    """`nodetrack.summary` and `nodetrack.config`: may be imported before `init`, and speak to the active
+    run.
+    """
 
     def __init__(self, name: str) -> None:
         object.__setattr__(self, "_name", name)
@@ -82,7 +84,7 @@ class ActiveMapping(MutableMapping[str, object]):
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._target(), name, value)
 
-    def update(self, *others: object, **more: object) -> None:  # type: ignore[override]  # takes namespaces too
+    def update(self, *others: object, **more: object) -> None:
         """`update` of the active run's mapping."""
         getattr(self._target(), "update")(*others, **more)  # noqa: B009
 

@@ -19,8 +19,8 @@ SUMMARY_KINDS: Final[tuple[str, ...]] = get_args(SummaryKind)
 class Aggregates:
     """Keeps the summary of metrics that have a rule; the last value of others is the caller's affair.
 
-    A rule's name may be a pattern, `val/*`; the rule given last that fits decides. Values that are not numbers or
-    not finite count for `last` and `first` only.
+    A rule's name may be a pattern, `val/*`; the rule given last that fits decides. Values that are not
+    numbers or not finite count for `last` and `first` only.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,9 @@ class Aggregates:
         """How the metric is summarised: "last" where no rule fits."""
         kind = self._kinds.get(name)
         if kind is None:
-            fitting = [rule for rule in reversed(self._rules) if rule == name or fnmatch.fnmatchcase(name, rule)]
+            fitting = [
+                rule for rule in reversed(self._rules) if rule == name or fnmatch.fnmatchcase(name, rule)
+            ]
             kind = self._kinds[name] = self._rules[fitting[0]] if fitting else "last"
         return kind
 

@@ -42,8 +42,8 @@ class Labels(msgspec.Struct, frozen=True):
 class Attempt:
     """The open resources of one attempt, and how it ends.
 
-    `facts` describe the process and the machine; `rebase` finds the identity and the standing of another run id,
-    for a checkpoint that names one.
+    `facts` describe the process and the machine; `rebase` finds the identity and the standing of another
+    run id, for a checkpoint that names one.
     """
 
     def __init__(
@@ -188,7 +188,8 @@ class Attempt:
             return
         if state.logged:
             state.warn(
-                f"{state.logged} rows were logged to run {state.identity.run} before the checkpoint named run {run_id}."
+                f"{state.logged} rows were logged to run {state.identity.run} before the checkpoint "
+                f"named run {run_id}."
             )
         self._record_end("finished", 0, f"goes on as run {run_id}")
         state.journal.close()
@@ -264,7 +265,8 @@ class Attempt:
         process_end.forget(self)
         if run.journal.lost:
             run.warn(
-                f"{run.journal.lost} records of run {run.identity.run} could not be kept ({run.journal.last_error})."
+                f"{run.journal.lost} records of run {run.identity.run} could not be kept "
+                f"({run.journal.last_error})."
             )
 
     def _record_end(self, state: str, exit_code: int, reason: str) -> None:

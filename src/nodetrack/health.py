@@ -24,7 +24,9 @@ class BackendHealth(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The state of a run as its own process sees it. Counts are rows of this attempt unless named otherwise."""
+    """The state of a run as its own process sees it. Counts are rows of this attempt unless named
+    otherwise.
+    """
 
     state: Literal["ok", "degraded", "finished", "disabled"]
     #: Rows accepted by `log`; `logged` = `written` + `pending` + `lost` as long as only rows wait.

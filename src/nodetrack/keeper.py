@@ -1,4 +1,6 @@
-"""The thread that looks after a run: once a second it syncs the journal, every few seconds it shows a sign of life."""
+"""The thread that looks after a run: once a second it syncs the journal, every few seconds it shows a
+sign of life.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ TEND_SECONDS: Final = 1.0
 class Keeper:
     """Calls `tend` once a second and `beat` every `heartbeat_seconds`, until `stop`.
 
-    Neither may raise for the disk. The thread is joined by `stop`; it is a daemon only so that a process whose
-    exit hooks do not run can still end.
+    Neither may raise for the disk. The thread is joined by `stop`; it is a daemon only so that a process
+    whose exit hooks do not run can still end.
     """
 
     def __init__(self, tend: Callable[[], None], beat: Callable[[], None], heartbeat_seconds: float) -> None:
@@ -48,7 +50,9 @@ class Keeper:
 
 
 def touch(path: Path) -> None:
-    """Set the file's time to now, making the file if need be. A disk that refuses is the journal's to report."""
+    """Set the file's time to now, making the file if need be. A disk that refuses is the journal's to
+    report.
+    """
     try:
         os.utime(path)
     except FileNotFoundError:

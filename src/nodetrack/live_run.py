@@ -1,7 +1,7 @@
 """`Run`: what `nodetrack.init` returns, and what training code holds.
 
-`log` is the hot path. For a row whose metric names have been seen, of plain floats and integers, it costs a look-up,
-one MessagePack encode and one `write`; everything unusual leaves through `_admit`.
+`log` is the hot path. For a row whose metric names have been seen, of plain floats and integers, it costs a
+look-up, one MessagePack encode and one `write`; everything unusual goes through `_log_unusual`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from time import time_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from nodetrack.aggregate import SUMMARY_KINDS, SummaryKind
 from nodetrack.errors import UsageError
@@ -32,9 +32,10 @@ _MAX_BOUND_RUNS: Final = 256
 class Run:
     """One attempt of one node's history, open for logging.
 
-    Nothing here raises for disk, network or backends; `health` tells of them. What is the caller's own mistake
-    raises UsageError: a metric name that is no string, a call after `finish`. Threads may share a run, and a
-    forked child may go on logging to its copy. Used as a context manager it is finished at the end of the block.
+    Nothing here raises for disk, network or backends; `health` tells of them. What is the caller's own
+    mistake raises UsageError: a metric name that is no string, a call after `finish`. Threads may share a
+    run, and a forked child may go on logging to its copy. Used as a context manager it is finished at the
+    end of the block.
     """
 
     def __init__(self, attempt: Attempt, context: Mapping[str, str] | None = None) -> None:
@@ -56,12 +57,13 @@ class Run:
     ) -> None:
         """Record one row: metric names and their values at `step`.
 
-        Without a step the run counts: 0, 1, 2, … , going on after a restart. `commit=False` leaves that counter
-        where it is, so that the next call shares the step. Calls at one step are one row for the reader. No value is
-        dropped for its step. `context` (such as `{"stage": "train"}`) is kept with the row; see `bind`.
+        Without a step the run counts: 0, 1, 2, … , going on after a restart. `commit=False` leaves that
+        counter where it is, so that the next call shares the step. Calls at one step are one row for the
+        reader. No value is dropped for its step. `context` (such as `{"stage": "train"}`) is kept with the
+        row; see `bind`.
 
-        Values are numbers, numpy or torch scalars, or `Histogram`, `Text`, `Image`, `Table`; anything else is left out
-        with one warning a name. When this returns, the row is in the operating system's hands.
+        Values are numbers, numpy or torch scalars, or `Histogram`, `Text`, `Image`, `Table`; anything else
+        is left out with one warning a name. When this returns, the row is in the operating system's hands.
         """
         now = time_ns()
         if context:
@@ -107,7 +109,9 @@ class Run:
     def _log_unusual(
         self, values: Mapping[str, object], step: int, now: int, counted: bool
     ) -> tuple[KeySet, int, list[StoredValue]] | None:
-        """A row that the fast path does not know: what can be kept of it is written and returned; None if nothing can."""
+        """A row that the fast path does not know: what can be kept of it is written and returned; None
+        if nothing can.
+        """
         state = self._state
         state.require_open("log")
         _require_names(values)
@@ -142,7 +146,8 @@ class Run:
     ) -> None:
         """Say how a metric is plotted and summarised. `name` may be a pattern such as `val/*`.
 
-        `step_metric`: the logged metric that is its x axis. `summary`: last (default), min, max, mean, first, none.
+        `step_metric`: the logged metric that is its x axis. `summary`: last (default), min, max, mean,
+        first, none.
         """
         if summary is not None and summary not in SUMMARY_KINDS:
             raise UsageError(f"summary={summary!r} is not known; it can be {', '.join(SUMMARY_KINDS)}.")
@@ -160,18 +165,24 @@ class Run:
             state.record(Kind.EVENT, "alert", {"title": str(title), "text": str(text)})
 
     def rewind(self, step: int) -> None:
-        """Go back: what was logged behind `step` is superseded in views and stays readable; counting goes on behind it."""
+        """Go back: what was logged behind `step` is superseded in views and stays readable; counting
+        goes on behind it.
+        """
         with self._open("rewind") as state:
             state.rewind(state.whole_step(step))
 
     # -- ending --------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Bring all rows to the disk itself. On return a power cut loses none of them, unless the disk refuses."""
+        """Bring all rows to the disk itself. On return a power cut loses none of them, unless the disk
+        refuses.
+        """
         self._state.journal.sync()
 
     def finish(self, exit_code: int = 0) -> None:
-        """End the attempt. The run's id stays the node's; the next `init` goes on with it. Twice is harmless."""
+        """End the attempt. The run's id stays the node's; the next `init` goes on with it. Twice is
+        harmless.
+        """
         self._attempt.finish(exit_code)
 
     def __enter__(self) -> Run:
@@ -190,7 +201,9 @@ class Run:
             return self._state.health()
 
     def state_dict(self) -> dict[str, object]:
-        """What a checkpoint keeps, so that a node that comes back from it goes on with this run at this step."""
+        """What a checkpoint keeps, so that a node that comes back from it goes on with this run at this
+        step.
+        """
         with self._state.journal.lock:
             identity = self._state.identity
             return {
@@ -214,7 +227,7 @@ class Run:
 
     @property
     def summary(self) -> Summary:
-        """One value a metric: the last by default. Set an entry to keep your own, `run.summary["best"] = 0.1`."""
+        """One value a metric: the last by default. Set an entry to keep your own."""
         state = self._state
 
         def measured() -> dict[str, object]:
@@ -357,7 +370,8 @@ class Run:
 
     def __repr__(self) -> str:
         identity = self._state.identity
-        return f"<nodetrack run {identity.run}: {self.name}, version {identity.version}, project {identity.project}>"
+        version = f"version {identity.version}, project {identity.project}"
+        return f"<nodetrack run {identity.run}: {self.name}, {version}>"
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -378,7 +392,8 @@ def _require_names(values: object) -> None:
     """Raises UsageError unless `values` is a mapping whose keys are strings."""
     if not isinstance(values, Mapping):
         raise UsageError(
-            f"run.log takes a mapping of metric names to values, such as {{'loss': 0.1}}, not {type(values).__name__}."
+            "run.log takes a mapping of metric names to values, such as {'loss': 0.1}, "
+            f"not {type(values).__name__}."
         )
     for name in values:
         if not isinstance(name, str):

@@ -7,8 +7,8 @@
 | ends by an uncaught exception                   | crashed, with its type  |
 | gets Ctrl-C or SIGTERM and ends                 | terminated, by name     |
 
-Nothing is taken from the user: `sys.excepthook`, `sys.exit` and the handler of SIGTERM are called as they were
-before, and put back when the last attempt has finished unless somebody has replaced them since.
+Nothing is taken from the user: `sys.excepthook`, `sys.exit` and the handler of SIGTERM are called as they
+were before, and put back when the last attempt has finished unless somebody has replaced them since.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeAlias
+
+_Handler: TypeAlias = "Callable[[int, FrameType | None], object] | int"
 
 
 class Ending(Protocol):
@@ -64,8 +67,8 @@ class _ProcessEnd:
         self._exit_code, self._error, self._signal = 0, None, ""
         atexit.register(self._at_exit)
         self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
-        self._exit, sys.exit = sys.exit, self._on_exit  # type: ignore[assignment]  # same call, bound method
-        self._term = signal.SIG_DFL
+        self._exit, sys.exit = sys.exit, self._on_exit
+        self._term: _Handler = signal.SIG_DFL
         if threading.current_thread() is threading.main_thread():
             previous = signal.getsignal(signal.SIGTERM)
             if previous is not signal.SIG_IGN and previous is not None:
@@ -79,7 +82,10 @@ class _ProcessEnd:
             sys.excepthook = self._excepthook
         if sys.exit == self._on_exit:
             sys.exit = self._exit
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == self._on_term:
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) == self._on_term
+        ):
             signal.signal(signal.SIGTERM, self._term)
 
     # -- the hooks -----------------------------------------------------------------------------------

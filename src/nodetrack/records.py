@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-JsonValue: TypeAlias = "None | bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue]"
+JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 #: A value as the journal holds it: a number, or the encoded form of a typed value (see `values.py`).
 StoredValue: TypeAlias = "int | float | Mapping[str, JsonValue]"
 #: What a record is encoded from: a short array whose first item is the kind.

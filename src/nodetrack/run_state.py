@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, Literal, cast
 
 import msgspec
 
@@ -96,16 +96,22 @@ class RunState:
         return max(self.base_step, max(steps, default=BEFORE_ALL_STEPS) + 1)
 
     def whole_step(self, step: object) -> int:
-        """The step as an integer within 64 bits. What cannot be one is kept at the nearest, with a warning."""
+        """The step as an integer within 64 bits. What cannot be one is kept at the nearest, with a
+        warning.
+        """
         try:
             number = step.__index__() if hasattr(step, "__index__") else math.floor(cast("float", step))
         except (TypeError, ValueError, OverflowError):
-            self.warn_once("step", f"The step {step!r} is no integer; the row is kept under the run's own counter.")
+            self.warn_once(
+                "step", f"The step {step!r} is no integer; the row is kept under the run's own counter."
+            )
             return self.counter
         if number != step:
             self.warn_once("step", f"The step {step!r} is no integer; the row is kept under step {number}.")
         if not -_MAX_STEP <= number <= _MAX_STEP:
-            self.warn_once("step", f"The step {number} does not fit into 64 bits; the row is kept at the limit.")
+            self.warn_once(
+                "step", f"The step {number} does not fit into 64 bits; the row is kept at the limit."
+            )
             number = max(-_MAX_STEP, min(_MAX_STEP, number))
         return number
 
@@ -230,7 +236,9 @@ class RunState:
             backend.write(batch)
         except Exception as error:  # one backend's failure touches neither the trainer nor the others (P5)
             self.backend_errors[kind] = f"{type(error).__name__}: {error}"
-            self.warn_once(f"backend {kind}", f"The backend {kind} failed ({error}); its rows are in the journal.")
+            self.warn_once(
+                f"backend {kind}", f"The backend {kind} failed ({error}); its rows are in the journal."
+            )
         else:
             counts[1] += 1
 
@@ -266,7 +274,7 @@ class RunState:
             warnings=list(self.warnings),
         )
 
-    def _state(self) -> str:
+    def _state(self) -> Literal["ok", "degraded", "finished", "disabled"]:
         if self.disabled:
             return "disabled"
         if self.journal.failing or self.journal.lost:

@@ -48,7 +48,13 @@ class Summary(MutableMapping[str, object]):
 
     def update(self, *others: object, **more: object) -> None:
         """Set several entries with one record."""
-        self._set({key: value for other in (*others, more) for key, value in dict(cast("Mapping[str, object]", other)).items()})
+        self._set(
+            {
+                key: value
+                for other in (*others, more)
+                for key, value in dict(cast("Mapping[str, object]", other)).items()
+            }
+        )
 
     def _set(self, entries: Mapping[str, object]) -> None:
         self._write(entries)
@@ -91,12 +97,19 @@ class Config(MutableMapping[str, object]):
         try:
             return self._values[name]
         except KeyError:
-            raise AttributeError(f"The config has no {name!r}; it has {', '.join(self._values) or 'nothing'}.") from None
+            raise AttributeError(
+                f"The config has no {name!r}; it has {', '.join(self._values) or 'nothing'}."
+            ) from None
 
     def __setattr__(self, name: str, value: object) -> None:
         self.update({name: value})
 
-    def update(self, *others: object, allow_val_change: bool | None = None, **more: object) -> None:  # noqa: ARG002
+    def update(  # type: ignore[override]  # takes namespaces too, as wandb does
+        self,
+        *others: object,
+        allow_val_change: bool | None = None,  # noqa: ARG002 - wandb has it
+        **more: object,
+    ) -> None:
         """Set several values with one record. `allow_val_change` is wandb's and not needed: a change is a new
         version of the config, never an error.
         """
@@ -120,7 +133,9 @@ class Config(MutableMapping[str, object]):
         return repr(self._values)
 
 
-def differences(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> dict[str, list[JsonValue]]:
+def differences(
+    before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]
+) -> dict[str, list[JsonValue]]:
     """What changed between two configs: dotted key → [value before, value after]; None for an absent one."""
     changed: dict[str, list[JsonValue]] = {}
     for key in sorted({*before, *after}):

@@ -73,13 +73,21 @@ class Settings(BaseModel):
         "online", description="deliver to the backends, only journal, or do nothing at all"
     )
     backends: BackendList = Field((), description="where rows end up besides the journal")
-    rank: int | None = Field(None, ge=0, description="this process's rank; found from the launcher when not set")
-    ranks: Literal["main", "all"] = Field("main", description="which ranks log: rank 0, or each as its own run")
+    rank: int | None = Field(
+        None, ge=0, description="this process's rank; found from the launcher when not set"
+    )
+    ranks: Literal["main", "all"] = Field(
+        "main", description="which ranks log: rank 0, or each as its own run"
+    )
     init_timeout: float = Field(5.0, gt=0, description="seconds that init may take")
     finish_timeout: float = Field(30.0, gt=0, description="seconds that finish may take")
     heartbeat_seconds: float = Field(15.0, gt=0, description="seconds between two signs of life")
-    stale_after_seconds: float = Field(300.0, gt=0, description="seconds without a sign of life until a run is stale")
-    segment_bytes: int = Field(64 * 1024 * 1024, ge=4096, description="bytes at which a journal segment is rotated")
+    stale_after_seconds: float = Field(
+        300.0, gt=0, description="seconds without a sign of life until a run is stale"
+    )
+    segment_bytes: int = Field(
+        64 * 1024 * 1024, ge=4096, description="bytes at which a journal segment is rotated"
+    )
     backlog_records: int = Field(10_000, ge=0, description="records kept in memory while the disk refuses")
     redact: StringList = Field((), description="further key patterns whose values are masked in the config")
 
@@ -159,7 +167,10 @@ def _from_dotenv(start: Path) -> dict[str, _Given]:
 
 def _from_toml(start: Path) -> dict[str, _Given]:
     for folder in (start, *start.parents):
-        for path, keys in ((folder / "nodetrack.toml", ()), (folder / "pyproject.toml", ("tool", "nodetrack"))):
+        for path, keys in (
+            (folder / "nodetrack.toml", ()),
+            (folder / "pyproject.toml", ("tool", "nodetrack")),
+        ):
             table = _toml_table(path, keys)
             if table is not None:
                 return _known(table, path)

@@ -15,7 +15,6 @@ import msgspec
 from nodetrack.active import set_active
 from nodetrack.attempt import Attempt, Labels
 from nodetrack.backends.factory import build_backend, parse_backends
-from nodetrack.errors import UsageError
 from nodetrack.identity.id_file import (
     Fingerprint,
     RunIdFile,
@@ -45,8 +44,16 @@ from nodetrack.version import FoundVersion, find_version
 
 #: Arguments of `wandb.init` that have no meaning here; code that is moved over may keep them.
 _WANDB_ONLY: Final = frozenset(
-    "allow_val_change anonymous config_exclude_keys config_include_keys force fork_from magic monitor_gym reinit "
-    "resume_from save_code settings sync_tensorboard".split()
+    {
+        "allow_val_change",
+        "anonymous",
+        "config_exclude_keys",
+        "config_include_keys",
+        "force",
+        "fork_from",
+        "magic",
+    }
+    | {"monitor_gym", "reinit", "resume_from", "save_code", "settings", "sync_tensorboard"}
 )
 _open_runs: dict[tuple[int, Path], Run] = {}
 
@@ -75,26 +82,38 @@ def init(
 ) -> Run:
     """Start an attempt of this node's run and make it the active one.
 
-    The node is (`project`, `role`, `uid`). Its run id is kept in a file below `dir` and taken up at every start, so
-    that one node has one history; `id` names another run, `resume="never"` begins a new one, `"must"` insists on an
-    existing one. `config` is a mapping, namespace, dataclass or pydantic model. `verifier` answers whether a
-    persisted run still exists; by default the journals on disk are asked. Every further keyword is a
-    setting of `nodetrack.settings.Settings`; whatever is not given comes from `NODETRACK_*`, a `.env`
-    file, `nodetrack.toml` or `[tool.nodetrack]`, or the default.
+    The node is (`project`, `role`, `uid`). Its run id is kept in a file below `dir` and taken up at every
+    start, so that one node has one history; `id` names another run, `resume="never"` begins a new one,
+    `"must"` insists on an existing one. `config` is a mapping, namespace, dataclass or pydantic model.
+    `verifier` answers whether a persisted run still exists; by default the journals on disk are asked.
+    Every further keyword is a setting of `nodetrack.settings.Settings`; whatever is not given comes from
+    `NODETRACK_*`, a `.env` file, `nodetrack.toml` or `[tool.nodetrack]`, or the default.
 
-    On ranks other than 0 the run has the whole surface and records nothing, unless `ranks="all"`. A second call
-    for a node whose run is open in this process returns that run.
+    On ranks other than 0 the run has the whole surface and records nothing, unless `ranks="all"`. A second
+    call for a node whose run is open in this process returns that run.
 
     Raises SettingsError, UnknownBackendError, IdentityInUseError (another live process is this node),
     RunNotFoundError, RunExistsError and UsageError; never for the disk or the network.
     """
     arguments = {
-        "project": project, "name": name, "role": role, "uid": uid, "environment": environment, "group": group,
-        "job_type": job_type, "tags": None if tags is None else tuple(tags), "notes": notes, "version": version,
-        "id": id, "resume": _resume(resume), "mode": mode, "dir": dir, "entity": entity,
+        "project": project,
+        "name": name,
+        "role": role,
+        "uid": uid,
+        "environment": environment,
+        "group": group,
+        "job_type": job_type,
+        "tags": None if tags is None else tuple(tags),
+        "notes": notes,
+        "version": version,
+        "id": id,
+        "resume": _resume(resume),
+        "mode": mode,
+        "dir": dir,
+        "entity": entity,
         "backends": backends if backends is None or isinstance(backends, str) else tuple(backends),
         **_without_wandb_only(settings),
-    }  # fmt: skip
+    }
     chosen = resolve(arguments).settings
     rank = find_rank(chosen.rank)
     if rank.rank and chosen.ranks == "all":
@@ -138,16 +157,17 @@ def _start(settings: Settings, rank: Rank, config: Mapping[str, object], verifie
 
 def _already_open(settings: Settings) -> Run | None:
     """The run of the same node that this process has open: as with wandb, `init` twice is one run."""
-    for key, run in list(_open_runs.items()):
-        if run.finished:
-            del _open_runs[key]
+    for key in [key for key, run in _open_runs.items() if run.finished]:
+        del _open_runs[key]
     run = _open_runs.get((os.getpid(), _id_path(settings, settings.dir.absolute())))
     if run is None or settings.mode == "disabled" or settings.id not in (None, run.id):
         return None
     if settings.resume == "never" or settings.on_conflict == "new":
         return None
     logger.warning(
-        "Run %s is open in this process already and is returned as it is: call finish() to start a new attempt.", run.id
+        "Run %s is open in this process already and is returned as it is: "
+        "call finish() to start a new attempt.",
+        run.id,
     )
     return run
 
@@ -229,7 +249,12 @@ def _rebase(
         if before is None or before.id != run_id:
             id_file.write(record)
     except OSError as error:
-        logger.warning("%s cannot be written (%s): the node's next start will not know run %s.", id_file.path, error, run_id)
+        logger.warning(
+            "%s cannot be written (%s): the node's next start will not know run %s.",
+            id_file.path,
+            error,
+            run_id,
+        )
     return _identity(settings, folder, version, run_id, None)
 
 

@@ -1,8 +1,8 @@
 """What may be logged, and the form in which the journal holds it.
 
-Numbers go in as they are, non-finite ones included. A typed value (`Histogram`, `Text`, `Image`, `Table`) becomes a
-small map with a `type`. Anything else is skipped with its reason, and the rest of the row is kept:
-a tracker that raises in the middle of a validation costs more than the value.
+Numbers go in as they are, non-finite ones included. A typed value (`Histogram`, `Text`, `Image`, `Table`)
+becomes a small map with a `type`. Anything else is skipped with its reason, and the rest of the row is
+kept: a tracker that raises in the middle of a validation costs more than the value.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class TypedValue(Protocol):
 class Histogram:
     """Counts by bin, with the edges of the bins.
 
-    Give the observations, or the `counts` that were computed elsewhere and, if known, the `edges` (one more than
-    counts). Observations that are not finite fall into no bin and are counted in `nonfinite`.
+    Give the observations, or the `counts` that were computed elsewhere and, if known, the `edges` (one more
+    than counts). Observations that are not finite fall into no bin and are counted in `nonfinite`.
     """
 
     type: ClassVar = "histogram"
@@ -60,7 +60,9 @@ class Histogram:
         else:
             self.counts, self.edges, self.nonfinite = _binned(_numbers(values or ()), bins, range)
         if self.edges is not None and len(self.edges) != len(self.counts) + 1:
-            raise ValueError(f"Histogram has {len(self.counts)} counts and {len(self.edges)} edges, not one more.")
+            raise ValueError(
+                f"Histogram has {len(self.counts)} counts and {len(self.edges)} edges, not one more."
+            )
 
     def stored(self) -> Mapping[str, JsonValue]:
         """See TypedValue."""
@@ -103,15 +105,21 @@ class Table:
 
 
 class Image:
-    """An encoded image: the bytes of a PNG, JPEG, GIF or WebP, a path to one, or a Pillow image (kept as PNG)."""
+    """An encoded image: the bytes of a PNG, JPEG, GIF or WebP, a path to one, or a Pillow image (kept as
+    PNG).
+    """
 
     type: ClassVar = "image"
 
     def __init__(self, image: bytes | str | Path | object, caption: str | None = None) -> None:
         self.data = _image_bytes(image)
-        self.format = next((name for magic, name in _IMAGE_FORMATS.items() if self.data.startswith(magic)), "")
+        self.format = next(
+            (name for magic, name in _IMAGE_FORMATS.items() if self.data.startswith(magic)), ""
+        )
         if not self.format:
-            raise ValueError("Image takes the bytes of a PNG, JPEG, GIF or WebP, a path to one, or a Pillow image.")
+            raise ValueError(
+                "Image takes the bytes of a PNG, JPEG, GIF or WebP, a path to one, or a Pillow image."
+            )
         self.caption = caption
 
     def stored(self) -> Mapping[str, JsonValue]:
@@ -231,7 +239,9 @@ def _numbers(values: object) -> list[float]:
 def _binned(
     values: list[float], bins: int, limits: tuple[float, float] | None
 ) -> tuple[list[float], list[float], int]:
-    """Counts in `bins` equal bins over `limits` (default: lowest to highest), closed on the right at the end."""
+    """Counts in `bins` equal bins over `limits` (default: lowest to highest), closed on the right at the
+    end.
+    """
     finite = [value for value in values if math.isfinite(value)]
     low, high = limits or (min(finite, default=0.0), max(finite, default=1.0))
     if low == high:

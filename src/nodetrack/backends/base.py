@@ -1,7 +1,7 @@
 """What a backend is: an object with `write(batch)`.
 
-A backend is a class with a pydantic config whose literal `kind` is its name. The configs parse where the backend's
-SDK is missing; the SDK is imported only when the backend is built.
+A backend is a class with a pydantic config whose literal `kind` is its name. The configs parse where the
+backend's SDK is missing; the SDK is imported only when the backend is built.
 """
 
 from __future__ import annotations
@@ -51,10 +51,12 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Backend(ABC):
-    """Where rows end up. Delivery calls `write` from one thread; an exception means that nothing was taken."""
+    """Where rows end up. Delivery calls `write` from one thread; an exception means that nothing was
+    taken.
+    """
 
-    #: True for a backend that lives in the logging process, such as one that writes to its Python logger. `Run.log`
-    #: hands it each row itself, after the journal has it.
+    #: True for a backend that lives in the logging process, such as one that writes to its Python logger.
+    #: `Run.log` hands it each row itself, after the journal has it.
     in_process: ClassVar[bool] = False
 
     @abstractmethod

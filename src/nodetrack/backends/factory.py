@@ -49,4 +49,6 @@ def _parse(kind: str, options: Mapping[str, object]) -> BackendConfig:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "options"
-        raise SettingsError(f"The backend {kind!r} cannot take {place}={first['input']!r}: {first['msg']}.") from error
+        raise SettingsError(
+            f"The backend {kind!r} cannot take {place}={first['input']!r}: {first['msg']}."
+        ) from error

@@ -8,7 +8,7 @@ from nodetrack.journal.writer import JournalWriter, KeySet
 from nodetrack.records import Payload, SegmentHeader, StoredValue
 
 
-def _no_header(writer: int, segment: int) -> SegmentHeader:
+def _no_header(_writer: int, _segment: int) -> SegmentHeader:
     raise AssertionError("a run that records nothing has no segment")
 
 
