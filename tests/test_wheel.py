@@ -1,7 +1,8 @@
-"""The wheel as it will be installed: built from the source distribution, used with the source out of the way."""
+"""The wheel as it will be installed: built from the source distribution, with the source out of the way."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -56,7 +57,8 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("environment")
     call(sys.executable, "-m", "venv", "--without-pip", folder, folder=folder)
     python = folder / "bin" / "python"
-    call(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, folder=folder)
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    call(*pip, "install", "--no-deps", "--no-index", wheel, folder=folder)
     (site_packages,) = folder.glob("lib/python*/site-packages")
     (site_packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     return folder
@@ -82,13 +84,15 @@ def test_the_wheel_carries_its_licence_and_says_which_it_is(wheel: Path) -> None
         assert "License-Expression: Apache-2.0" in archive.read(metadata).decode()
 
 
-def test_an_installed_wheel_logs_a_run_and_its_command_reads_it_back(environment: Path, tmp_path: Path) -> None:
-    programs = environment / "bin"
-    place = call(programs / "python", "-c", NODE, folder=tmp_path)
+def test_an_installed_wheel_logs_a_run_that_its_command_reads_back(environment: Path, tmp_path: Path) -> None:
+    python, command = environment / "bin" / "python", environment / "bin" / "nodetrack"
+    place = call(python, "-c", NODE, folder=tmp_path)
     assert Path(place).is_relative_to(environment)
-    assert call(programs / "nodetrack", "--version", folder=tmp_path).split()[-1] == call(
-        programs / "python", "-c", "import nodetrack; print(nodetrack.__version__)", folder=tmp_path
-    )
-    rows = call(programs / "nodetrack", "export", "miner-1", "--project", "wheel", "--format", "jsonl", folder=tmp_path)
-    assert "train/loss" in rows
-    assert "0.5" in rows
+    exported = call(command, "export", "miner-1", "--project", "wheel", "--format", "jsonl", folder=tmp_path)
+    assert '"train/loss"' in exported
+    assert "1.2.3" in exported
+
+
+def test_the_command_of_an_installed_wheel_tells_its_version(environment: Path, tmp_path: Path) -> None:
+    version = importlib.metadata.version("nodetrack")
+    assert call(environment / "bin" / "nodetrack", "--version", folder=tmp_path).endswith(version)
