@@ -1,0 +1,111 @@
+"""What the demo shows while it runs: a table that is redrawn on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+STATE_STYLES = {"running": "green", "killed": "red", "starting": "yellow", "done": "dim"}
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """One node at one moment."""
+
+    name: str
+    version: str
+    attempts: int
+    state: str
+    window: int | None
+    step: int | None
+    metric: str
+    value: float | None
+
+
+class Display(Protocol):
+    """Where the demo tells what happens."""
+
+    def tell(self, message: str) -> None:
+        """One event, kept on the screen."""
+
+    def show(self, nodes: Sequence[NodeView], windows_done: int, windows: int) -> None:
+        """How things stand, replacing what was shown before."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class PlainDisplay:
+    """Events as lines, for a pipe, a log file, or nobody (with a quiet console)."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def tell(self, message: str) -> None:
+        """Prints the event."""
+        self._console.print(message, highlight=False, soft_wrap=True)
+
+    def show(self, nodes: Sequence[NodeView], windows_done: int, windows: int) -> None:
+        """Nothing: only events are worth a line."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+class LiveDisplay(PlainDisplay):
+    """The same lines, above a table of the nodes and a bar of the windows."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._progress = Progress(
+            TextColumn("windows"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        )
+        self._task = self._progress.add_task("windows", total=None)
+        self._live = Live(console=console, refresh_per_second=8, transient=True)
+
+    def show(self, nodes: Sequence[NodeView], windows_done: int, windows: int) -> None:
+        """Redraws the table."""
+        self._progress.update(self._task, completed=windows_done, total=windows)
+        self._live.update(Group(_table(nodes), self._progress))
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+
+def _table(nodes: Sequence[NodeView]) -> Table:
+    table = Table("node", "version", "attempts", "state", "window", "step", "newest value", box=None)
+    for node in nodes:
+        style = STATE_STYLES.get(node.state, "")
+        table.add_row(*_cells(node, f"[{style}]{node.state}[/]" if style else node.state))
+    return table
+
+
+def _cells(node: NodeView, state: str) -> list[RenderableType]:
+    value = "" if node.value is None else f"{node.metric} {node.value:.3f}"
+    place = [_or_dash(node.window), _or_dash(node.step)]
+    return [node.name, node.version, str(node.attempts), state, *place, value]
+
+
+def _or_dash(number: int | None) -> str:
+    return "-" if number is None else str(number)
