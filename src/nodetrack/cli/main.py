@@ -1,26 +1,31 @@
-"""The program `nodetrack`: every command in one place.
-
-The command files import only what `--help` needs; what a command works with, it imports when it runs.
-"""
+"""The program `nodetrack`: where every command lies, and what holds for all of them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from nodetrack.cli import hparams
+from nodetrack.cli.late import late_group
 
-_EPILOG = "Exit codes: 0 done, 1 something was found wrong, 2 wrong usage, unknown run or a value that cannot be used."
+#: The commands in the order of `nodetrack --help`, and where they lie.
+COMMANDS: Final = {
+    "runs": "nodetrack.cli.runs:runs",
+    "hparams": "nodetrack.cli.hparams:app",
+    "demo": "nodetrack.cli.demo:demo",
+}
+_EPILOG: Final = (
+    "Exit codes: 0 done, 1 something was found wrong, 2 wrong usage or unknown run, 130 interrupted."
+)
 
 app = typer.Typer(
     name="nodetrack",
     help="Look at what the nodes of a project log: runs, attempts, metrics and the journals they lie in.",
     epilog=_EPILOG,
+    cls=late_group(COMMANDS),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.add_typer(hparams.app, name="hparams")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,151 @@
+"""What is printed for people: one console, one look of tables, and how times, numbers and states are written.
+
+In a terminal, tables fit its width and states have colours (NO_COLOR is honoured). Anywhere else there are no
+colours, and lines are as long as they need to be, so that nothing is cut for the program that reads them.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nodetrack.cli.strict_json import nonfinite_word
+
+if TYPE_CHECKING:
+    from nodetrack.records import StoredValue
+
+_WIDER_THAN_ANY_TABLE: Final = 100_000
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_STATE_STYLES: Final = {
+    "running": "green",
+    "finished": "blue",
+    "crashed": "red",
+    "stale": "yellow",
+    "terminated": "magenta",
+}
+
+
+class _PipeConsole(Console):
+    """Lets a closed pipe be the command's affair, which ends it quietly."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def console() -> Console:
+    """The console of standard output as it is now."""
+    made = _PipeConsole(highlight=False, emoji=False, markup=False, soft_wrap=False)
+    if not made.is_terminal:
+        made.width = _WIDER_THAN_ANY_TABLE
+    return made
+
+
+def table(title: str | None = None) -> Table:
+    """An empty table in the look that all commands share."""
+    return Table(
+        title=None if title is None else Text(title, style="bold"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="dim",
+    )
+
+
+# ---------------------------------------------------------------------------------------------------
+# Text
+
+
+def printable(text: str) -> str:
+    """The text in one line: what would move the cursor or change the terminal is shown as its escape."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def state_text(state: str) -> Text:
+    """A state in its colour."""
+    return Text(state, style=_STATE_STYLES.get(state, ""))
+
+
+# ---------------------------------------------------------------------------------------------------
+# Times
+
+
+def ago(time_ns: int, now_ns: int | None = None) -> str:
+    """How long ago something was, in its largest unit: `4 min ago`."""
+    seconds = ((now_ns or time.time_ns()) - time_ns) / 1e9
+    return f"{_largest_unit(max(0.0, seconds))} ago"
+
+
+def _largest_unit(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} s"
+
+
+def duration(seconds: float) -> str:
+    """A length of time in its two largest units: `2 h 5 min`, `3 min 20 s`, `4.2 s`."""
+    if seconds < 60:
+        return f"{max(0.0, seconds):.1f} s"
+    for (unit, size), (smaller, part) in (
+        (("d", 86_400), ("h", 3_600)),
+        (("h", 3_600), ("min", 60)),
+        (("min", 60), ("s", 1)),
+    ):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} {int(seconds % size // part)} {smaller}"
+    raise AssertionError(seconds)
+
+
+def moment(time_ns: int) -> str:
+    """A point in time as the clock on this machine's wall shows it."""
+    return datetime.fromtimestamp(time_ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def clock(time_ns: int) -> str:
+    """A point in time of today, to the millisecond."""
+    return datetime.fromtimestamp(time_ns / 1e9).astimezone().strftime("%H:%M:%S.%f")[:-3]
+
+
+# ---------------------------------------------------------------------------------------------------
+# Values
+
+
+def number(value: float) -> str:
+    """An integer in full, another number to six significant digits."""
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.6g}" if value - value == 0.0 else nonfinite_word(value)
+
+
+def value_text(value: StoredValue) -> str:
+    """A logged value in a few words: a number, or what kind of typed value it is."""
+    if not isinstance(value, Mapping):
+        return number(value)
+    kind = str(value.get("type", "value"))
+    if kind == "histogram":
+        return f"histogram of {_length(value.get('counts'))} bins"
+    if kind == "image":
+        return f"{value.get('format')} image of {_length(value.get('data'))} bytes"
+    if kind == "table":
+        return f"table of {_length(value.get('data'))} × {_length(value.get('columns'))}"
+    return shortened(str(value["text"])) if kind == "text" and "text" in value else kind
+
+
+def shortened(text: str, longest: int = 40) -> str:
+    """The text in one line and quotation marks, cut where it is longer than a table should hold."""
+    shown = printable(text[: longest + 1])
+    return f"“{shown[:longest]}…”" if len(text) > longest else f"“{shown}”"
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, Sequence) else 0
