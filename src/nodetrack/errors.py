@@ -16,6 +16,7 @@
     │   └── BackendRefusedError   the service says no: credentials, project
     ├── MissingExtraError         an optional package is needed
     └── DemoError                 `nodetrack demo` cannot start or go on
+        └── DemoNodeError         a node of the demo ended by a fault
 
 Each message is one sentence or two: what happened, where, and what to do. What a program may want to
 act on is kept as attributes.
@@ -146,3 +147,16 @@ class MissingExtraError(NodetrackError):
 
 class DemoError(NodetrackError):
     """`nodetrack demo` cannot start or go on; the message says why and what to do."""
+
+
+class DemoNodeError(DemoError):
+    """A node of the demo ended by a fault. Attributes: `node`, `exit_code`, `last_lines`, `output`."""
+
+    def __init__(self, node: str, exit_code: int, last_lines: str, output: Path) -> None:
+        super().__init__(
+            f"{node} ended with exit code {exit_code}. The last it printed (all of it in {output}):\n{last_lines}"
+        )
+        self.node = node
+        self.exit_code = exit_code
+        self.last_lines = last_lines
+        self.output = output
