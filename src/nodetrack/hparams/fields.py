@@ -74,8 +74,8 @@ class Group:
     def nearest(self, path: KeyPath) -> str | None:
         """The declared key that was probably meant by an unknown one.
 
-        A slip of the pen in the same object comes first, then the same name in another object, then a
-        slip of the pen anywhere.
+        The same name in another object comes first, then a slip of the pen in the same object, then one
+        anywhere.
         """
         parent = self.find(path[:-1])
         siblings = (
@@ -83,8 +83,8 @@ class Group:
         )
         everywhere = [dotted(member.path) for member in self.walk()]
         return (
-            _closest(path[-1], siblings)
-            or next((key for key in everywhere if key.rpartition(".")[2] == path[-1]), None)
+            next((key for key in everywhere if key.rpartition(".")[2] == path[-1]), None)
+            or _closest(path[-1], siblings)
             or _closest(path[-1], everywhere)
         )
 

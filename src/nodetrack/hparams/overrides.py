@@ -56,15 +56,18 @@ def _as_declared(parts: KeyPath, declared: Group) -> KeyPath:
     node: Field | Group | None = declared
     spelled: list[str] = []
     for part in parts:
-        members = node.members if isinstance(node, Group) else {}
-        known = (
-            part
-            if part in members
-            else next((name for name in members if name.lower() == part.lower()), part)
-        )
+        members: Mapping[str, Field | Group] = node.members if isinstance(node, Group) else {}
+        known = _spelling(part, members)
         spelled.append(known)
         node = members.get(known)
     return tuple(spelled)
+
+
+def _spelling(part: str, members: Iterable[str]) -> str:
+    """The declared name that a part is, if need be in another case."""
+    if part in members:
+        return part
+    return next((name for name in members if name.lower() == part.lower()), part)
 
 
 def _reading(path: KeyPath, text: str, origin: Origin, declared: Group) -> Reading:

@@ -383,9 +383,9 @@ def test_a_marker_that_is_none_is_an_error(write: WriteFile, values: dict[str, o
 
 
 def test_values_that_differ_from_the_default_are_known(write: WriteFile) -> None:
-    write("hparams.json", {"seed": 5, "windows": 100, "extra": {"mine": 1}})
+    write("hparams.json", {"seed": 5, "windows": 100, "extra": {"mine": 1, "none": None}})
     changed = [found.key for found in explain_hparams().entries if found.is_changed]
-    assert changed == ["seed", "extra.mine"]
+    assert changed == ["seed", "extra.mine", "extra.none"]
 
 
 def test_every_value_has_an_origin_and_the_values_are_those_of_the_namespace(write: WriteFile) -> None:
@@ -401,6 +401,8 @@ def test_every_value_has_an_origin_and_the_values_are_those_of_the_namespace(wri
 
 
 def test_a_key_or_a_whole_group_can_be_selected(write: WriteFile) -> None:
+    write("hparams.json", {"extra": {"a": 1, "ab": 2}})
+    assert [found.key for found in explain_hparams().select("extra.a")] == ["extra.a"]
     explained = explain_defaults()
     assert [found.key for found in explained.select("compression")] == [
         "compression.topk_fraction",
