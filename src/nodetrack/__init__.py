@@ -10,7 +10,6 @@ nothing.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def __getattr__(name: str) -> object:
 
         return active_run()
     if name == "__version__":
-        return importlib.metadata.version("nodetrack")
+        return importlib.import_module("importlib.metadata").version("nodetrack")
     if name not in _PLACES:
         raise AttributeError(f"module 'nodetrack' has no attribute {name!r}")
     value: object = getattr(importlib.import_module(_PLACES[name]), name)

@@ -15,7 +15,7 @@ _active: Run | None = None
 
 def active_run() -> Run | None:
     """The run that `init` returned last, None before the first and after `finish`."""
-    return _active
+    return None if _active is None or _active.finished else _active
 
 
 def set_active(run: Run | None) -> None:

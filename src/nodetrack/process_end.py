@@ -14,11 +14,12 @@ were before, and put back when the last attempt has finished unless somebody has
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 from typing import NoReturn, Protocol, TypeAlias
 
@@ -41,29 +42,28 @@ class _ProcessEnd:
     def __init__(self) -> None:
         self._attempts: list[Ending] = []
         self._installed = False
-        self._pid = 0
         self._exit_code = 0
         self._error: BaseException | None = None
         self._signal = ""
+        self._mask: Iterable[int] = ()
 
     def watch(self, attempt: Ending) -> None:
         """Tell `attempt` when the process ends."""
         self._attempts.append(attempt)
-        if not self._installed or self._pid != os.getpid():
+        if not self._installed:
             self._install()
 
     def forget(self, attempt: Ending) -> None:
         """The attempt has finished."""
         if attempt in self._attempts:
             self._attempts.remove(attempt)
-        if not self._attempts and self._installed and self._pid == os.getpid():
+        if not self._attempts and self._installed:
             self._uninstall()
 
     # -- installing ----------------------------------------------------------------------------------
 
     def _install(self) -> None:
         self._installed = True
-        self._pid = os.getpid()
         self._exit_code, self._error, self._signal = 0, None, ""
         atexit.register(self._at_exit)
         self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
@@ -82,11 +82,28 @@ class _ProcessEnd:
             sys.excepthook = self._excepthook
         if sys.exit == self._on_exit:
             sys.exit = self._exit
-        if (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGTERM) == self._on_term
-        ):
-            signal.signal(signal.SIGTERM, self._term)
+        if signal.getsignal(signal.SIGTERM) == self._on_term:
+            with contextlib.suppress(
+                ValueError
+            ):  # only the main thread may; elsewhere ours passes signals on
+                signal.signal(signal.SIGTERM, self._term)
+
+    # -- forking -------------------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Hold SIGTERM back until the child is itself: Python forgets signals that come in between."""
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def after_fork_in_parent(self) -> None:
+        """Go on as before."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def after_fork_in_child(self) -> None:
+        """The attempts are the parent's: the child has its handlers as if we had never been there."""
+        self._attempts = []
+        if self._installed:
+            self._uninstall()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     # -- the hooks -----------------------------------------------------------------------------------
 
@@ -101,21 +118,18 @@ class _ProcessEnd:
         self._exit(status)  # type: ignore[arg-type]  # typeshed's alias of the same thing
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() == self._pid:
-            self._signal = signal.Signals(number).name
-            for attempt in list(self._attempts):
-                attempt.note_signal(self._signal)
+        self._signal = signal.Signals(number).name
+        for attempt in list(self._attempts):
+            attempt.note_signal(self._signal)
         if callable(self._term):
             self._term(number, frame)
             return
-        if os.getpid() == self._pid:
-            self._end_all()
+        self._end_all()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
     def _at_exit(self) -> None:
-        if os.getpid() == self._pid:
-            self._end_all()
+        self._end_all()
 
     def _end_all(self) -> None:
         state, exit_code, reason = self._how()
@@ -150,3 +164,8 @@ def describe_error(error: BaseException) -> str:
 
 
 process_end = _ProcessEnd()
+os.register_at_fork(
+    before=process_end.before_fork,
+    after_in_parent=process_end.after_fork_in_parent,
+    after_in_child=process_end.after_fork_in_child,
+)

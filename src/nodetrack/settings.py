@@ -152,7 +152,9 @@ def _from_variables(variables: Mapping[str, str | None], place: str) -> dict[str
         if name in Settings.model_fields:
             found[name] = _Given(value, variable if place == "the environment" else f"{variable} in {place}")
         else:
-            logger.warning("%s (in %s) is not a setting and is ignored%s.", variable, place, _hint(name))
+            logger.warning(
+                "%s (in %s) is not a setting and is ignored%s", variable, place, _hint(name) or "."
+            )
     return found
 
 

@@ -114,18 +114,24 @@ def init(
         "backends": backends if backends is None or isinstance(backends, str) else tuple(backends),
         **_without_wandb_only(settings),
     }
-    chosen = resolve(arguments).settings
+    chosen, origins = resolve(arguments)
     rank = find_rank(chosen.rank)
-    if rank.rank and chosen.ranks == "all":
+    if chosen.ranks == "all":
         chosen = _as_own_run(chosen, rank)
     elif rank.rank:
         chosen = chosen.model_copy(update={"mode": "disabled"})
-    run = _already_open(chosen) or _start(chosen, rank, _config_values(config), verifier)
+    run = _already_open(chosen) or _start(chosen, rank, _config_values(config), verifier, origins["version"])
     set_active(run)
     return run
 
 
-def _start(settings: Settings, rank: Rank, config: Mapping[str, object], verifier: Verifier | None) -> Run:
+def _start(
+    settings: Settings,
+    rank: Rank,
+    config: Mapping[str, object],
+    verifier: Verifier | None,
+    version_origin: str,
+) -> Run:
     backends = {
         kind: build_backend(kind, parsed)
         for kind, parsed in parse_backends(settings.backends).items()
@@ -133,6 +139,8 @@ def _start(settings: Settings, rank: Rank, config: Mapping[str, object], verifie
     }
     folder = settings.dir.absolute()
     version = find_version(settings.version, settings.package, None)
+    if settings.version is not None:
+        version = msgspec.structs.replace(version, origin=version_origin)
     disabled = settings.mode == "disabled"
     taken = _nothing_taken(settings) if disabled else _take_up(settings, folder, verifier)
     identity, recovered = _identity(settings, folder, version, taken.run_id, taken.previous_run)

@@ -130,7 +130,9 @@ def test_scalars_of_every_kind_are_kept_and_the_rest_is_named(
     assert set(skipped) == {"c", "d", "e", "j", "k", "l"}
     assert all(item.count == 3 for item in skipped.values())
     assert "3 values" in skipped["c"].reason
-    assert len([record for record in caplog.records if "left out" in record.message]) == 6, "one warning a name"
+    assert len([record for record in caplog.records if "left out" in record.message]) == 6, (
+        "one warning a name"
+    )
 
 
 def test_a_value_whose_item_raises_costs_only_itself(run: Run) -> None:
@@ -147,7 +149,13 @@ def test_a_value_whose_item_raises_costs_only_itself(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("value", "kept"),
-    [(2**63 - 1, 2**63 - 1), (-(2**63), -(2**63)), (2**64 - 1, 2**64 - 1), (2**70, float(2**70)), (-(2**70), -float(2**70))],
+    [
+        (2**63 - 1, 2**63 - 1),
+        (-(2**63), -(2**63)),
+        (2**64 - 1, 2**64 - 1),
+        (2**70, float(2**70)),
+        (-(2**70), -float(2**70)),
+    ],
 )
 def test_integers_are_exact_up_to_64_bits(run: Run, value: int, kept: float) -> None:
     run.log({"n": value, "loss": 0.1}, step=0)
@@ -165,7 +173,9 @@ def test_nested_mappings_become_sections(run: Run) -> None:
     assert only_row(run).values == {"train/loss": 0.1, "train/deep/er": 2, "lr": 1e-3}
 
 
-@pytest.mark.parametrize("name", ["step", "v1/x", "latest/x", "nodetrack/step", "a b", "Ä/ü", "a\nb", "x" * 1024])
+@pytest.mark.parametrize(
+    "name", ["step", "v1/x", "latest/x", "nodetrack/step", "a b", "Ä/ü", "a\nb", "x" * 1024]
+)
 def test_any_name_of_up_to_1024_bytes_is_kept_as_it_is(run: Run, name: str) -> None:
     run.log({name: 1.0}, step=0)
     assert only_row(run).values == {name: 1.0}
@@ -193,7 +203,16 @@ def test_an_empty_row_is_no_row(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("step", "kept"),
-    [(-5, -5), (2**62, 2**62), (2.0, 2), (2.5, 2), (np.int64(9), 9), (10**30, 2**63 - 1), (math.nan, 0), ("7", 0)],
+    [
+        (-5, -5),
+        (2**62, 2**62),
+        (2.0, 2),
+        (2.5, 2),
+        (np.int64(9), 9),
+        (10**30, 2**63 - 1),
+        (math.nan, 0),
+        ("7", 0),
+    ],
 )
 def test_a_strange_step_loses_nothing(run: Run, step: object, kept: int) -> None:
     run.log({"a": 1.0}, step)  # type: ignore[arg-type]
@@ -212,7 +231,11 @@ def test_the_whole_call_signature_of_wandb_is_taken(run: Run) -> None:
     run.log({"step": 3, "x": 1}, None)
     run.log({"x": 1}, 5)
     run.log({"x": 1}, step=None, commit=False)
-    assert [(row.step, row.values) for row in logged(run)] == [(0, {"step": 3, "x": 1}), (5, {"x": 1}), (1, {"x": 1})]
+    assert [(row.step, row.values) for row in logged(run)] == [
+        (0, {"step": 3, "x": 1}),
+        (5, {"x": 1}),
+        (1, {"x": 1}),
+    ]
 
 
 def test_bound_context_goes_with_every_row_and_leaves_the_run_alone(run: Run) -> None:
@@ -222,7 +245,12 @@ def test_bound_context_goes_with_every_row_and_leaves_the_run_alone(run: Run) ->
     run.log({"loss": 3.0}, step=1, context={"stage": "train", "shard": 3})
     run.log({"loss": 4.0}, step=1)
     contexts = [dict(row.context) for row in logged(run)]
-    assert contexts == [{"stage": "eval", "split": "test"}, {"stage": "eval"}, {"stage": "train", "shard": "3"}, {}]
+    assert contexts == [
+        {"stage": "eval", "split": "test"},
+        {"stage": "eval"},
+        {"stage": "train", "shard": "3"},
+        {},
+    ]
     assert len(current_rows(RunFolder(run.folder, "p"))) == 4, "contexts are series of their own"
 
 
@@ -241,7 +269,12 @@ def test_typed_values_are_kept_beside_numbers(run: Run, tmp_path: Path) -> None:
     )
     values = only_row(run).values
     assert values["loss"] == 1.0
-    assert values["weights"] == {"type": "histogram", "counts": [1.0, 2.0], "edges": [0.0, 0.5, 1.0], "nonfinite": 1}
+    assert values["weights"] == {
+        "type": "histogram",
+        "counts": [1.0, 2.0],
+        "edges": [0.0, 0.5, 1.0],
+        "nonfinite": 1,
+    }
     assert values["sample"] == {"type": "text", "text": "hello"}
     assert values["image"] == {"type": "image", "format": "png", "data": png, "caption": "c"}
     assert values["scores"] == {"type": "table", "columns": ["uid", "score"], "data": [[1, 0.5], [2, 0.25]]}

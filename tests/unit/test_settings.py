@@ -1,0 +1,109 @@
+"""Where a setting comes from, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nodetrack.errors import SettingsError
+from nodetrack.settings import resolve
+
+
+def test_without_anything_every_value_is_the_default(tmp_path: Path) -> None:
+    resolved = resolve(start=tmp_path)
+    assert (resolved.settings.project, resolved.settings.role, resolved.settings.uid) == (
+        "default",
+        "trainer",
+        "0",
+    )
+    assert set(resolved.origins.values()) == {"default"}
+
+
+def test_argument_wins_over_environment_over_dotenv_over_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.nodetrack]\nproject = "file"\nrole = "file"\nuid = 3\ngroup = "file"\n'
+    )
+    (tmp_path / ".env").write_text(
+        "NODETRACK_ROLE=dotenv\nNODETRACK_UID=4\nNODETRACK_GROUP=dotenv\nOTHER=1\n"
+    )
+    monkeypatch.setenv("NODETRACK_UID", "5")
+    monkeypatch.setenv("NODETRACK_GROUP", "environment")
+    settings, origins = resolve({"group": "argument", "project": None}, tmp_path)
+    assert (settings.project, settings.role, settings.uid, settings.group) == (
+        "file",
+        "dotenv",
+        "5",
+        "argument",
+    )
+    assert origins["project"] == str(tmp_path / "pyproject.toml")
+    assert origins["role"] == f"NODETRACK_ROLE in {tmp_path / '.env'}"
+    assert origins["uid"] == "NODETRACK_UID"
+    assert origins["group"] == "argument"
+
+
+def test_the_nearest_file_counts(tmp_path: Path) -> None:
+    (tmp_path / "nodetrack.toml").write_text('project = "far"\n')
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    assert resolve(start=inner).settings.project == "far"
+    (tmp_path / "a" / "pyproject.toml").write_text("[tool.other]\n")
+    assert resolve(start=inner).settings.project == "far", "a pyproject without our table is passed over"
+    (inner / "nodetrack.toml").write_text('project = "near"\n')
+    assert resolve(start=inner).settings.project == "near"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("NODETRACK_MODE", "onlin", "'mode' cannot be 'onlin' (from NODETRACK_MODE)"),
+        ("NODETRACK_INIT_TIMEOUT", "soon", "'init_timeout' cannot be 'soon'"),
+        ("NODETRACK_INIT_TIMEOUT", "-1", "greater than 0"),
+        ("NODETRACK_PROJECT", "", "'project' cannot be ''"),
+        ("NODETRACK_SEGMENT_BYTES", "1", "4096"),
+        ("NODETRACK_BACKENDS", "[log", "'backends' cannot be '[log'"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError) as caught:
+        resolve(start=tmp_path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistyped_variable_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NODETRACK_PROJCT", "x")
+    monkeypatch.setenv("NODETRACK_HPARAMS__lr", "1")
+    resolve(start=tmp_path)
+    assert [record.getMessage() for record in caplog.records] == [
+        "NODETRACK_PROJCT (in the environment) is not a setting and is ignored; did you mean 'project'?"
+    ]
+
+
+def test_a_mistyped_key_in_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "nodetrack.toml").write_text('projct = "x"\n')
+    with pytest.raises(SettingsError, match="sets 'projct', which is not a setting; did you mean 'project'"):
+        resolve(start=tmp_path)
+
+
+def test_a_broken_file_of_ours_is_an_error_and_a_broken_pyproject_is_not(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[")
+    assert resolve(start=tmp_path).settings.project == "default"
+    (tmp_path / "nodetrack.toml").write_text("[")
+    with pytest.raises(SettingsError, match=r"nodetrack\.toml cannot be read"):
+        resolve(start=tmp_path)
+
+
+def test_lists_may_be_words_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODETRACK_TAGS", "a, b")
+    monkeypatch.setenv("NODETRACK_NAME_FIELDS", '["x", "y"]')
+    monkeypatch.setenv("NODETRACK_BACKENDS", "none")
+    settings = resolve(start=tmp_path).settings
+    assert (settings.tags, settings.name_fields, settings.backends) == (("a", "b"), ("x", "y"), ())
