@@ -216,5 +216,5 @@ def test_a_silent_run_of_another_host_is_stale_and_comes_back(tmp_path: Path) ->
         os.utime(path, (0, 0))
     attempt.facts = {**attempt.facts, "started_ns": 0}
     assert attempt.state(None).state == "stale"
-    os.utime(attempt.folder / "heartbeat")
+    (attempt.folder / "heartbeat").touch()
     assert attempt.state(None).state == "running"

@@ -170,7 +170,8 @@ def test_a_second_process_of_one_node_is_told_who_the_first_is(start: Start, tmp
 
 def test_a_second_process_may_log_to_a_run_of_its_own(start: Start, tmp_path: Path) -> None:
     run = start()
-    body = 'import nodetrack; print(nodetrack.init(project="p", role="miner", uid=7, dir=".", on_conflict="new").id)'
+    arguments = 'project="p", role="miner", uid=7, dir=".", on_conflict="new"'
+    body = f"import nodetrack; print(nodetrack.init({arguments}).id)"
     with script(tmp_path, body) as process:
         output, errors = process.communicate()
     assert output.strip() not in ("", run.id), errors
@@ -414,7 +415,7 @@ def test_the_module_level_surface_speaks_to_the_active_run(tmp_path: Path) -> No
 
     assert nodetrack.run is None
     for use in (lambda: log({"a": 1}), lambda: summary["a"], lambda: config.update({"a": 1})):
-        with pytest.raises(NoActiveRunError, match="call nodetrack.init"):
+        with pytest.raises(NoActiveRunError, match=r"call nodetrack\.init"):
             use()
     run = init(
         project="p",
