@@ -10,7 +10,7 @@ import functools
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 from urllib.parse import unquote
 
 import msgspec
@@ -117,6 +117,15 @@ class AttemptFolder:
         return cast("int", self.facts.get("started_ns", 0))
 
     @property
+    def starting_step(self) -> int:
+        """One past the highest step of the run when the attempt began."""
+        for path in segment_paths(self.folder)[:1]:
+            header = read_header(path)
+            if header is not None:
+                return header.step
+        return 0
+
+    @property
     def last_sign_ns(self) -> int:
         """When the attempt last wrote anything or showed a sign of life, by the clock of the file system."""
         times = [self.started_ns]
@@ -131,7 +140,9 @@ class AttemptFolder:
             state = cast("State", finish.state)
             return AttemptState(state, finish.reason, finish.exit_code, finish.time_ns)
         if self._process_is_gone():
-            return AttemptState("crashed", "killed: the process ended without a word", None, self.last_sign_ns)
+            return AttemptState(
+                "crashed", "killed: the process ended without a word", None, self.last_sign_ns
+            )
         silent_seconds = (time.time_ns() - self.last_sign_ns) / 1e9
         if silent_seconds > self._stale_after_seconds:
             return AttemptState("stale", f"no sign of life for {silent_seconds:.0f} s")
@@ -146,7 +157,7 @@ class AttemptFolder:
         process, host = self.facts.get("process"), self.facts.get("host")
         if isinstance(process, Mapping) and isinstance(host, Mapping):
             with contextlib.suppress(msgspec.ValidationError):
-                if msgspec.convert(host, HostIdentity) == this_host():
+                if msgspec.convert(host, HostIdentity).shares_processes_with(this_host()):
                     created = cast("float", self.facts.get("process_created_at") or 0.0)
                     return not process_is_alive(cast("int", process["pid"]), created)
         return not self._is_last
@@ -185,6 +196,13 @@ class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
     previous_run: str | None = None
 
 
+class Series(NamedTuple):
+    """What has one value a step: a metric in a context, whose pairs are sorted."""
+
+    metric: str
+    context: tuple[tuple[str, str], ...] = ()
+
+
 class RunDetail(msgspec.Struct, kw_only=True):
     """A run as `nodetrack show` tells it; filled by one pass over its records."""
 
@@ -193,11 +211,21 @@ class RunDetail(msgspec.Struct, kw_only=True):
     rows: int = 0
     config_history: list[tuple[str, int, Mapping[str, JsonValue]]] = []
     summary: dict[str, JsonValue] = {}
-    last_by_version: dict[str, dict[str, StoredValue]] = {}
-    last_step: dict[str, int] = {}
+    #: The newest values that each attempt logged.
+    last_by_attempt: dict[str, dict[Series, StoredValue]] = {}
     events: list[tuple[str, Event]] = []
     nonfinite: dict[str, int] = {}
     damage: Damage = msgspec.field(default_factory=Damage)
+
+    @property
+    def last_by_version(self) -> dict[str, dict[str, StoredValue]]:
+        """The newest values that each version logged, by metric: of several contexts, the one that came last."""
+        found: dict[str, dict[str, StoredValue]] = {}
+        for attempt, _ in self.attempts:
+            of_version = found.setdefault(attempt.version, {})
+            for series, value in self.last_by_attempt.get(attempt.id, {}).items():
+                of_version[series.metric] = value
+        return {version: values for version, values in found.items() if values}
 
 
 class RunFolder:
@@ -246,16 +274,15 @@ class RunFolder:
 
     def detail(self) -> RunDetail:
         """Everything about the run but its rows, from one pass over the whole journal."""
-        attempts = self.attempts
         detail = RunDetail(overview=self.overview(), attempts=[])
-        aggregates, last = Aggregates(), _Newest()
+        aggregates = Aggregates()
         explicit: dict[str, JsonValue] = {}
-        for attempt in attempts:
-            finish = None
+        for attempt in self.attempts:
+            finish, newest = None, _Newest(detail.nonfinite)
             for record in attempt.records(detail.damage):
                 if isinstance(record, Row):
                     detail.rows += 1
-                    last.see(attempt.version, record)
+                    newest.see(record)
                     if aggregates:
                         aggregates.see(record.items())
                 elif isinstance(record, AttemptFinished):
@@ -268,30 +295,59 @@ class RunFolder:
                     detail.events.append((attempt.id, record))
                     _define(aggregates, record)
             detail.attempts.append((attempt, attempt.state(finish)))
-        detail.last_by_version, detail.nonfinite = last.by_version, last.nonfinite
-        detail.last_step = last.steps
-        measured = {name: aggregates.value(name, value) for name, value in last.overall.items()}
-        detail.summary = {**measured, **explicit}
-        detail.summary = {name: value for name, value in detail.summary.items() if value is not None}
+            detail.last_by_attempt[attempt.id] = newest.values()
+        detail.summary = _summary(detail, aggregates, explicit)
         return detail
 
 
 class _Newest:
-    """The newest values, over all rows and by version."""
+    """The newest value of each series of one attempt, and how many were not finite.
 
-    def __init__(self) -> None:
-        self.by_version: dict[str, dict[str, StoredValue]] = {}
-        self.overall: dict[str, StoredValue] = {}
-        self.steps: dict[str, int] = {}
-        self.nonfinite: dict[str, int] = {}
+    Rows that look alike share their names and context within a segment: one row of each look is kept.
+    """
 
-    def see(self, version: str, row: Row) -> None:
-        of_version = self.by_version.setdefault(version, {})
+    def __init__(self, nonfinite: dict[str, int]) -> None:
+        self._nonfinite = nonfinite
+        self._rows: dict[tuple[int, int], Row] = {}
+
+    def see(self, row: Row) -> None:
+        look = id(row.names), id(row.context)  # the row that is kept keeps both alive
+        self._rows.pop(look, None)
+        self._rows[look] = row
+        try:
+            total = sum(row.values)  # type: ignore[arg-type]  # what is no number raises TypeError
+        except TypeError:
+            self._count(row)
+        else:
+            if total - total != 0.0:  # only NaN and the infinities differ from themselves
+                self._count(row)
+
+    def _count(self, row: Row) -> None:
         for name, value in row.items():
-            of_version[name] = self.overall[name] = value
             if isinstance(value, float) and value - value != 0.0:
-                self.nonfinite[name] = self.nonfinite.get(name, 0) + 1
-        self.steps[version] = row.step
+                self._nonfinite[name] = self._nonfinite.get(name, 0) + 1
+
+    def values(self) -> dict[Series, StoredValue]:
+        """The newest values, those that came last at the end."""
+        found: dict[Series, StoredValue] = {}
+        for row in self._rows.values():
+            context = tuple(sorted(row.context.items()))
+            for name, value in row.items():
+                found.pop(Series(name, context), None)
+                found[Series(name, context)] = value
+        return found
+
+
+def _summary(
+    detail: RunDetail, aggregates: Aggregates, explicit: Mapping[str, JsonValue]
+) -> dict[str, JsonValue]:
+    """The newest value of each metric or what `define_metric` asked for, below what the user set."""
+    newest: dict[str, StoredValue] = {}
+    for values in detail.last_by_attempt.values():
+        newest.update({series.metric: value for series, value in values.items()})
+    measured = {name: aggregates.value(name, value) for name, value in newest.items()}
+    given = {name: value for name, value in explicit.items() if value is not None}
+    return {**{name: value for name, value in measured.items() if value is not None}, **given}
 
 
 def _define(aggregates: Aggregates, event: Event) -> None:
@@ -323,7 +379,8 @@ class TrackingFolder:
     def find(self, reference: str, project: str | None = None) -> RunFolder:
         """The run whose id, display name or `role-uid` is `reference`, or whose id begins with it.
 
-        Raises RunNotFoundError when there is none or more than one; of several runs of one node the newest is meant.
+        Of several runs with that name the newest is meant. Raises RunNotFoundError when there is none, or when
+        several ids begin like that.
         """
         runs = self.runs(project)
         exact = [run for run in runs if run.id == reference]
@@ -348,4 +405,6 @@ def _not_found(reference: str, folder: Path, runs: list[RunFolder], starting: li
         return f"{len(starting)} runs begin with {reference!r}: {', '.join(run.id for run in starting)}."
     if not runs:
         return f"There are no runs in {folder}: give another folder with --dir or NODETRACK_DIR."
-    return f"There is no run {reference!r} in {folder}; `nodetrack runs` lists the {len(runs)} that are there."
+    return (
+        f"There is no run {reference!r} in {folder}: `nodetrack runs` lists the {len(runs)} that are there."
+    )
