@@ -301,7 +301,8 @@ class _Start:
         """Charts of our names have our step as their x axis, not W&B's."""
         step = join(self.version, "step")
         for pattern in (join(self.version, "*"), latest("*")):
-            run.define_metric(pattern, step_metric=step)
+            # Each row has the step already; W&B's own copy takes the dots of the version for nesting.
+            run.define_metric(pattern, step_metric=step, step_sync=False)
 
     def _without_wandb(self, journal: Run, ending: Ending, reason: str) -> wandb.Run:
         _log.warning(
