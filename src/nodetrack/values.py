@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Final, Protocol, TypeAlias, cast, runtime_checkable
 
+import msgspec
+
 from nodetrack.naming import check_name
 from nodetrack.records import JsonValue, StoredValue
 
@@ -210,21 +212,14 @@ def _size(value: object) -> int | None:
 
 
 def _typed(value: TypedValue) -> Mapping[str, JsonValue] | str:
-    stored = value.stored()
-    size = _rough_bytes(stored)
+    try:
+        stored = value.stored()
+        size = len(msgspec.msgpack.encode(stored))
+    except Exception as error:  # a lone surrogate in a text, or a class of the caller's own
+        return f"{type(value).__name__}, which cannot be stored ({error})"
     if size > MAX_VALUE_BYTES:
         return f"{stored['type']} of {size} bytes, over the limit of {MAX_VALUE_BYTES}"
     return stored
-
-
-def _rough_bytes(value: object) -> int:
-    if isinstance(value, str | bytes):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(_rough_bytes, value.values()))
-    if isinstance(value, Sequence):
-        return sum(map(_rough_bytes, value))
-    return 9
 
 
 def _numbers(values: object) -> list[float]:

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -433,3 +434,19 @@ def test_a_failing_backend_touches_neither_the_caller_nor_the_others(tmp_path: P
     assert "no route" in health.backends["log"].last_error
     assert health.backends["null"].delivered == 5
     assert len(logged(run)) == 5
+
+
+def test_a_mapping_that_fails_while_it_is_read_costs_its_row_and_nothing_else(run: Run) -> None:
+    class Shifting(dict[str, float]):
+        def __iter__(self) -> Iterator[str]:
+            raise RuntimeError("dictionary changed size during iteration")
+
+    run.log(Shifting(a=1.0), step=0)
+    run.log({"a": 1.0}, step=1)
+    assert only_row(run).step == 1
+    assert "changed size" in run.health().skipped["(whole row)"].reason
+
+
+def test_a_text_that_cannot_be_encoded_is_left_out(run: Run) -> None:
+    run.log({"text": nodetrack.Text("\ud800"), "a": 1.0}, step=0)
+    assert only_row(run).values == {"a": 1.0}
