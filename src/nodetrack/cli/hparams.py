@@ -116,8 +116,9 @@ def diff(
         if as_json:
             _print_json([_diff_json(pair) for pair in differences])
         else:
-            names = ("built-in defaults", *sides)[-2:]
-            _print_table(("key", *names), [_diff_row(pair) for pair in differences])
+            last = " ".join([sides[-1], *(["--local"] if local else []), *overrides])
+            first = sides[0] if len(sides) > 1 else "built-in defaults"
+            _print_table(("key", first, last), [_diff_row(pair) for pair in differences])
 
 
 @contextmanager
@@ -252,9 +253,9 @@ def _print_json(value: object) -> None:
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(*columns)
-    for column in table.columns:
-        column.overflow = "fold"
+    table = Table()
+    for column in columns:
+        table.add_column(Text(_printable(column)), overflow="fold")
     table.columns[0].min_width = min(_WIDEST_KEY_COLUMN, max((len(row[0]) for row in rows), default=0))
     for row in rows:
         table.add_row(*(Text(_printable(cell)) for cell in row))

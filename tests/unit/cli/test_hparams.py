@@ -157,6 +157,16 @@ def test_diff_shows_what_the_local_run_and_overrides_change(hparams: Command) ->
     ]
 
 
+def test_diff_heads_each_side_with_what_it_is(hparams: Command) -> None:
+    def head(*arguments: str) -> list[str]:
+        return [
+            cell.strip() for cell in hparams("diff", *arguments).stdout.splitlines()[1].strip("┃").split("┃")
+        ]
+
+    assert head(".", ".", "--local", "extra.a=x[b]") == ["key", ".", ". --local extra.a=x[b]"]
+    assert head(".") == ["key", "built-in defaults", "."]
+
+
 def test_diff_of_one_side_is_against_the_defaults(hparams: Command) -> None:
     assert [pair["key"] for pair in json.loads(hparams("diff", ".", "--json").stdout)] == [
         "seed",
