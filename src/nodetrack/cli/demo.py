@@ -7,26 +7,30 @@ output; with `--json` the closing report does, and what happens goes to standard
 from __future__ import annotations
 
 import importlib.util
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from nodetrack.cli.command import FOUND_WRONG, INTERRUPTED, ends_well, note
+from nodetrack.cli.strict_json import json_text
+from nodetrack.cli.terminal import console as standard_console
+from nodetrack.cli.terminal import state_text, table, value_text
 from nodetrack.demo.defaults import DemoHparams
 from nodetrack.demo.display import Display, LiveDisplay, PlainDisplay
 from nodetrack.demo.folder import DemoFolder
 from nodetrack.demo.orchestrate import Demo
 from nodetrack.demo.report import DemoReport, KillLine, make_report
 from nodetrack.demo.versions import VERSIONS
-from nodetrack.errors import DemoNodeError, MissingExtraError, NodetrackError
+from nodetrack.errors import DemoNodeError, MissingExtraError
 from nodetrack.hparams.load import load_hparams
 from nodetrack.hparams.namespace import Namespace
+from nodetrack.records import StoredValue
 
 Miners = Annotated[int, typer.Option("--miners", "--nodes", min=1, max=16, help="How many miners train.")]
 Windows = Annotated[
@@ -45,6 +49,7 @@ Set = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the closing report as JSON.")]
 
 
+@ends_well
 def demo(
     miners: Miners = 2,
     windows: Windows = None,
@@ -60,18 +65,17 @@ def demo(
     One miner is killed on the way and comes back, then all nodes are restarted under the next code version,
     whose training step differs. Takes about a minute on two cores. Downloads nothing.
     """
-    console = Console(stderr=as_json)
+    console = Console(stderr=True, highlight=False) if as_json else standard_console()
     try:
         report = _run(miners, _hparams(hparams_dir, local, windows, seed, overrides), folder, console)
     except KeyboardInterrupt:
-        console.print(f"Stopped. All nodes have ended; what they logged is in {folder}.", highlight=False)
-        raise typer.Exit(130) from None
+        note(f"stopped. All nodes have ended; what they logged is in {folder}.")
+        raise typer.Exit(INTERRUPTED) from None
     except DemoNodeError as error:
-        _fail(error, 1)
-    except NodetrackError as error:
-        _fail(error, 2)
+        note(str(error))
+        raise typer.Exit(FOUND_WRONG) from None
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+        typer.echo(json_text(msgspec.to_builtins(report)))
     else:
         _print_report(report, console)
 
@@ -92,8 +96,8 @@ def _run(miners: int, hparams: Namespace, path: Path, console: Console) -> DemoR
     started_at = time.monotonic()
     demo = Demo(hparams, miners, folder, display)
     cleared = folder.prepare()
-    console.print(_headline(demo, miners), highlight=False, soft_wrap=True)
-    console.print(f"Everything goes to {path}{_note_on(cleared)}.", highlight=False, soft_wrap=True)
+    console.print(_headline(demo, miners), soft_wrap=True)
+    console.print(f"Everything goes to {path}{_note_on(cleared)}.", soft_wrap=True)
     with display:
         demo.run()
     return make_report(demo, time.monotonic() - started_at)
@@ -117,61 +121,57 @@ def _note_on(cleared: bool) -> str:
     return " (an earlier demo in it was cleared away)" if cleared else ""
 
 
-def _fail(error: NodetrackError, code: int) -> NoReturn:
-    print(error, file=sys.stderr)
-    raise typer.Exit(code)
-
-
 # -- the closing report -------------------------------------------------------------------------------
 
 
 def _print_report(report: DemoReport, console: Console) -> None:
-    console.print()
-    console.print(_runs_table(report))
-    console.print(_metrics_table(report))
-    for line in [*map(_kill_text, report.kills), _conclusion(report)]:
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(
-        f"\nDone in {report.seconds:.0f} s. Everything lies in {report.folder}. Try next:", highlight=False
-    )
-    for command in ("runs", "show miner-0", "tail validator-0"):
-        console.print(f"  nodetrack {command} --dir {report.journals}", highlight=False, soft_wrap=True)
+    tables = (_runs_table(report), _metrics_table(report))
+    remarks = [*map(_kill_text, report.kills), _conclusion(report)]
+    done = f"Done in {report.seconds:.0f} s. Everything lies in {report.folder}. Try next:"
+    commands = [
+        f"  nodetrack {command} --dir {report.journals}"
+        for command in ("runs", "show miner-0", "tail validator-0")
+    ]
+    for part in ("", tables[0], "", tables[1], "", *remarks, "", done, *commands):
+        console.print(part, soft_wrap=isinstance(part, str))
 
 
 def _runs_table(report: DemoReport) -> Table:
-    table = Table("node", "run id", "attempt", "version", "state", "", title="Runs", title_justify="left")
+    runs = table("Runs")
+    for heading in ("role", "uid", "run id", "attempt", "version", "state", ""):
+        runs.add_column(heading)
     for run in report.runs:
+        node = (run.role, run.uid, run.run)
         for attempt in run.attempts:
-            is_first = attempt is run.attempts[0]
-            node, run_id = (run.node, run.run) if is_first else ("", "")
-            table.add_row(node, run_id, str(attempt.attempt), attempt.version, attempt.state, attempt.reason)
-        table.add_section()
-    return table
+            state = state_text(attempt.state)
+            runs.add_row(*node, str(attempt.attempt), attempt.version, state, attempt.reason)
+            node = ("", "", "")
+    return runs
 
 
 def _metrics_table(report: DemoReport) -> Table:
-    table = Table("node", "metric", title="Last values by version", title_justify="left")
+    values = table("Last values by version")
+    values.add_column("node")
+    values.add_column("metric")
     for version in VERSIONS:
-        table.add_column(version, justify="right")
+        values.add_column(version, justify="right")
     for line in report.metrics:
-        table.add_row(line.node, line.metric, *(_number(line.last.get(version)) for version in VERSIONS))
-    return table
+        values.add_row(line.node, line.metric, *(_last(line.last.get(version)) for version in VERSIONS))
+    return values
 
 
-def _number(value: object) -> str:
-    if not isinstance(value, int | float):
-        return "-"
-    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.3f}"
+def _last(value: StoredValue | None) -> str:
+    return "-" if value is None else value_text(value)
 
 
 def _kill_text(kill: KillLine) -> str:
     found = "all of them are" if not kill.missing_steps else f"{len(kill.missing_steps)} of them are NOT"
-    resumed = (
-        f"and went on at step {kill.resumed_at_step}" if kill.resumed_at_step is not None else "too late"
-    )
+    resumed = "but too late to train"
+    if kill.resumed_at_step is not None:
+        resumed = f"from its last checkpoint, at step {kill.resumed_at_step}"
     return (
         f"{kill.node} was killed in window {kill.window}. It had logged {kill.printed_steps} steps, "
-        f"and {found} in its journal. It came back as the next attempt of the same run {resumed}."
+        f"and {found} in its journal. It came back as the next attempt of the same run, {resumed}."
     )
 
 
@@ -184,7 +184,7 @@ def _conclusion(report: DemoReport) -> str:
         return ""
 
     def losses(version: str) -> str:
-        return f"train/loss {_number(training[version])}, eval/loss {_number(evaluation[version])}"
+        return f"train/loss {_last(training[version])}, eval/loss {_last(evaluation[version])}"
 
     return (
         f"{old} seeds its sampler anew in every step, so miners learn one batch by heart: {losses(old)}. "

@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 STATE_STYLES = {"running": "green", "killed": "red", "starting": "yellow", "done": "dim"}
 
@@ -32,8 +33,8 @@ class NodeView:
 class Display(Protocol):
     """Where the demo tells what happens."""
 
-    def tell(self, message: str) -> None:
-        """One event, kept on the screen."""
+    def tell(self, message: str, style: str = "") -> None:
+        """One event, kept on the screen; `style` is rich's word for how it looks on a terminal."""
 
     def show(self, nodes: Sequence[NodeView], windows_done: int, windows: int) -> None:
         """How things stand, replacing what was shown before."""
@@ -51,9 +52,9 @@ class PlainDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def tell(self, message: str) -> None:
+    def tell(self, message: str, style: str = "") -> None:
         """Prints the event."""
-        self._console.print(message, highlight=False, soft_wrap=True)
+        self._console.print(Text(message, style=style), soft_wrap=True)
 
     def show(self, nodes: Sequence[NodeView], windows_done: int, windows: int) -> None:
         """Nothing: only events are worth a line."""
@@ -96,14 +97,14 @@ class LiveDisplay(PlainDisplay):
 def _table(nodes: Sequence[NodeView]) -> Table:
     table = Table("node", "version", "attempts", "state", "window", "step", "newest value", box=None)
     for node in nodes:
-        style = STATE_STYLES.get(node.state, "")
-        table.add_row(*_cells(node, f"[{style}]{node.state}[/]" if style else node.state))
+        table.add_row(*_cells(node))
     return table
 
 
-def _cells(node: NodeView, state: str) -> list[RenderableType]:
-    value = "" if node.value is None else f"{node.metric} {node.value:.3f}"
+def _cells(node: NodeView) -> list[RenderableType]:
+    state = Text(node.state, style=STATE_STYLES.get(node.state, ""))
     place = [_or_dash(node.window), _or_dash(node.step)]
+    value = "" if node.value is None else f"{node.metric} {node.value:.3f}"
     return [node.name, node.version, str(node.attempts), state, *place, value]
 
 

@@ -84,10 +84,8 @@ class Demo:
             self.display.tell(f"Starting {len(self.nodes)} nodes, each its own process, under version {old}.")
             self._phase(old, self.course.switch_window)
             if not self.killed:
-                self.display.tell(
-                    "The windows were over before a miner could be killed: take more --windows."
-                )
-            self.display.tell(f"All nodes have stopped. Restarting them under version {new}.")
+                self.display.tell("The windows were over before a miner could be killed.", "yellow")
+            self.display.tell(f"All nodes have stopped. Restarting them under version {new}.", "bold")
             self._phase(new, self.course.windows)
         finally:
             stop_all(self.nodes)
@@ -120,8 +118,8 @@ class Demo:
         self._look()
         self.killed.append(Killed(node.name, node.starts, watch.window or 0))
         self.display.tell(
-            f"[red]Killed {node.name} with SIGKILL[/] in window {watch.window} at step {watch.step}. "
-            "Restarting it."
+            f"Killed {node.name} with SIGKILL in window {watch.window} at step {watch.step}. Restarting it.",
+            "red",
         )
         node.start(version, stop_before_window)
 

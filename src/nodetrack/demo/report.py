@@ -35,7 +35,8 @@ class AttemptLine(msgspec.Struct, frozen=True):
 class RunLine(msgspec.Struct, frozen=True):
     """One node's run."""
 
-    node: str
+    role: str
+    uid: str
     run: str
     versions: tuple[str, ...]
     state: str
@@ -100,7 +101,8 @@ def missing_steps(output: Path, journalled: Sequence[int]) -> tuple[int, tuple[i
 def _run_line(detail: RunDetail) -> RunLine:
     overview = detail.overview
     return RunLine(
-        node=f"{overview.role}-{overview.uid}",
+        role=overview.role,
+        uid=overview.uid,
         run=overview.run,
         versions=overview.versions,
         state=overview.state,
