@@ -29,7 +29,7 @@ from nodetrack.identity.id_file import (
 )
 from nodetrack.identity.take_up import OnConflict, TakenUp, take_up
 from nodetrack.identity.verdict import RunFacts, Verdict, Verification, Verifier
-from nodetrack.identity.wandb_verifier import verdict_of
+from nodetrack.identity.wandb_verifier import was_deleted
 from nodetrack.journal.recover import attempt_folders, read_header
 from nodetrack.journal.segment import segment_paths
 from nodetrack.live_run import Run
@@ -232,9 +232,8 @@ class _Start:
         """The verifier and `wandb.init` may disagree: a run was deleted in between, or has never logged."""
         import wandb
 
-        verification = verdict_of(error)
-        if verification.verdict is Verdict.GONE:
-            taken = self._give_up(taken, verification)
+        if was_deleted(error):
+            taken = self._give_up(taken, described(error))
             journal.finish()
             journal = self._journal(taken)
             return self._wandb_init(journal, "never", RunFacts()), journal
@@ -243,7 +242,7 @@ class _Start:
         wandb.teardown()  # else the id counts as in use in this process
         return self._wandb_init(journal, "allow", _facts(taken)), journal
 
-    def _give_up(self, taken: TakenUp, verification: Verification) -> TakenUp:
+    def _give_up(self, taken: TakenUp, reason: str) -> TakenUp:
         """A new id in the place of one that W&B will not have back."""
         record = RunIdRecord(
             id=new_run_id(),
@@ -255,9 +254,8 @@ class _Start:
         with contextlib.suppress(OSError):  # take_up has warned of a folder that cannot be written
             self.id_file.archive(taken.run_id)
             self.id_file.write(record)
-        _log.warning(
-            "Run %s is gone (%s): this node goes on as run %s.", taken.run_id, verification.reason, record.id
-        )
+        _log.warning("Run %s is gone (%s): this node goes on as run %s.", taken.run_id, reason, record.id)
+        verification = Verification(Verdict.GONE, reason, looked=True)
         return TakenUp(record.id, False, taken.run_id, (), verification, taken.lock)
 
     def _wandb_init(

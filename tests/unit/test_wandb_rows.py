@@ -83,6 +83,9 @@ def test_whatever_the_steps_every_value_reaches_wandb_under_its_own_step(
         if name.startswith("latest/")
     ]
     assert sorted(found) == sorted(expected)
+    for _, row in service.rows:
+        latest = [name for name in row if name.startswith("latest/")]
+        assert all(row[name] == row[name.replace("latest/", "v0.1.0/", 1)] for name in latest)
     assert rows.refused == 0
 
 

@@ -28,8 +28,9 @@ from nodetrack.identity.verdict import RunFacts, Verdict, Verification
 DEFAULT_TIMEOUT_SECONDS = 8.0
 NO_CREDENTIALS = "no credentials: set WANDB_API_KEY or run `wandb login`"
 _STATUSES_THAT_CAN_MEAN_GONE = (200, 404, 409, 410)
+_WAS_DELETED = "previously created and deleted"
 _RUN_IS_GONE = re.compile(
-    r"\brun\b[^<]*\bnot found\b|could not find run|previously created and deleted", re.IGNORECASE | re.DOTALL
+    rf"\brun\b[^<]{{0,300}}\bnot found\b|could not find run|{_WAS_DELETED}", re.IGNORECASE | re.DOTALL
 )
 
 
@@ -119,6 +120,15 @@ def verdict_of(error: Exception) -> Verification:
         return Verification(Verdict.GONE, f"the service says: {_first_line(text)}", looked=True)
     code = f"HTTP {status}: " if status else ""
     return Verification(Verdict.UNKNOWN, f"{code}{_first_line(text)}")
+
+
+def was_deleted(error: Exception) -> bool:
+    """Whether `wandb.init` failed because the id is a deleted run's.
+
+    Narrower than `verdict_of`: these errors put "run <id>" before whatever answered, which may be a proxy's
+    "404 page not found".
+    """
+    return _WAS_DELETED in str(error)
 
 
 def has_credentials() -> bool:

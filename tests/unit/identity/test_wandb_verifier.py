@@ -124,6 +124,13 @@ def test_an_answer_that_is_no_json_costs_no_id(service) -> None:
     assert verify(3.0).verdict is Verdict.UNKNOWN
 
 
+def test_a_run_counts_as_deleted_only_in_the_services_own_words() -> None:
+    deleted = "Timed out while retrying: HTTP 409: run abc123 was previously created and deleted"
+    assert wandb_verifier.was_deleted(wandb.errors.CommError(deleted))
+    proxy = "Failed to get resume status for run abc123: returned error 404: 404 page not found"
+    assert not wandb_verifier.was_deleted(wandb.errors.CommError(proxy))
+
+
 def test_an_error_without_a_word_still_has_a_reason() -> None:
     assert verdict_of(TimeoutError()) == Verification(Verdict.UNKNOWN, "TimeoutError")
 
