@@ -1,0 +1,1 @@
+"""What nodetrack costs, beside what is used instead of it: `make bench`."""

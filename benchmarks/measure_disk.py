@@ -1,0 +1,24 @@
+"""What one peer keeps on disk for many rows: run by `disk.py`."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from benchmarks.peers import FILES, open_peer
+from benchmarks.processes import answer
+
+
+def main(folder: Path, name: str, width: str, rows: str) -> int:
+    """Bytes of the files that hold the values, after `rows` calls of `width` floats and a clean end."""
+    peer = open_peer(name, folder)
+    draw = random.Random(0)
+    names = [f"train/metric_{number}" for number in range(int(width))]
+    for step in range(int(rows)):
+        peer.log({metric: draw.random() for metric in names}, step)
+    peer.finish()
+    return sum(path.stat().st_size for path in folder.glob(FILES[name]) if path.is_file())
+
+
+if __name__ == "__main__":
+    answer(main)
