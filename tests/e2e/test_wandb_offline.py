@@ -7,6 +7,9 @@ import json
 
 import pytest
 
+from nodetrack.journal.folder import RunFolder, TrackingFolder
+from nodetrack.journal.views import all_rows
+
 pytest.importorskip("wandb")
 
 
@@ -216,6 +219,8 @@ def test_the_run_is_what_was_asked_for(node) -> None:
         ("pass", "finished", 0),
         ("with run: run.log({'b': 1})", "finished", 0),
         ("with run: raise ValueError('boom')", "crashed", 1),
+        ("raise ValueError('boom')", "crashed", 1),
+        ("sys.exit(3)", "crashed", 3),
     ],
 )
 def test_the_journal_ends_with_wandbs_run(node, ending: str, state: str, exit_code: int) -> None:
@@ -260,6 +265,31 @@ def test_a_second_process_of_the_node_is_refused(node) -> None:
     """)
     assert "open in this process already" in printed
     assert len(node.wandb_rows()) == 1
+
+
+def test_a_second_process_may_have_a_run_of_its_own(node) -> None:
+    node.run("""
+        import subprocess
+        if "SECOND" in os.environ:
+            run = start(on_conflict="new")
+            run.log({"b": 1})
+            run.finish()
+            sys.exit()
+        run = start()
+        subprocess.run([sys.executable, "-c", sys.orig_argv[2]], env={**os.environ, "SECOND": "1"}, check=True)
+        run.log({"a": 1})
+        print(run.id)
+        assert open("wandb/wandb_run_id_miner-3.txt").read() == run.id
+        run.finish()
+    """)
+    first, second = sorted(
+        TrackingFolder(node.folder / ".nodetrack").runs("demo"), key=lambda run: "a" in names(run)
+    )
+    assert (names(first), names(second)) == ({"b"}, {"a"})
+
+
+def names(run: RunFolder) -> set[str]:
+    return {name for row in all_rows(run) for name in row.values}
 
 
 def test_other_ranks_have_the_surface_and_write_nothing(node) -> None:
