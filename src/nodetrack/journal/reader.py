@@ -48,35 +48,47 @@ class SegmentReader:
         #: Where the next `read` begins: behind the last whole record.
         self.offset = 0
         self._key_sets: dict[int, _Names] = {}
+        self._magic_is_damaged = False
 
     def read(self, limit: int = -1) -> Iterator[Record]:
         """Every whole record behind `offset`, in the order written; within the next `limit` bytes, if given.
 
-        Raises JournalError for another kind of file or a later schema, and OSError when the file cannot be opened.
+        Raises JournalError for another kind of file or a later schema, and OSError when the file cannot be
+        opened.
         """
         data, base = self._load(limit)
         self.damage.torn_bytes = 0
         for offset, begin, end in scan_frames(data, 0, self.damage):
-            self.offset = base + end
             record = self._record(base + offset, data[begin:end])
+            self.offset = base + end
             if record is not None:
                 yield record
-        self._check_kind_of_file(data, base)
+        self._check_kind_of_file()
 
     def _load(self, limit: int) -> tuple[bytes, int]:
+        """What lies behind `offset`, and where that begins. Half a magic is a file that was just made."""
         with self.path.open("rb") as file:
             if self.offset == 0:
                 magic = file.read(len(MAGIC))
-                if magic != MAGIC:
-                    if len(magic) == len(MAGIC):
-                        self.damage.corrupt += 1
-                    elif not MAGIC.startswith(magic):
-                        raise JournalError(f"{self.path} is not a nodetrack journal segment.", self.path)
-                    elif len(magic) < len(MAGIC):
-                        return b"", 0
+                if len(magic) < len(MAGIC) and MAGIC.startswith(magic):
+                    return b"", 0
+                if len(magic) < len(MAGIC):
+                    raise self._no_segment()
+                self._magic_is_damaged = magic != MAGIC
+                self.damage.corrupt += self._magic_is_damaged
                 self.offset = len(MAGIC)
             file.seek(self.offset)
             return file.read(limit), self.offset
+
+    def _check_kind_of_file(self) -> None:
+        """A wrong magic alone is a damaged byte; a wrong magic and not one whole record is another file."""
+        if self._magic_is_damaged and self.offset == len(MAGIC):
+            self.damage.corrupt -= 1
+            self.offset = 0
+            raise self._no_segment()
+
+    def _no_segment(self) -> JournalError:
+        return JournalError(f"{self.path} is not a nodetrack journal segment.", self.path)
 
     def read_finish(self, tail_bytes: int = 64 * 1024) -> AttemptFinished | None:
         """The finish record, if the segment ends with it, without reading more than the end of the file."""
@@ -87,22 +99,22 @@ class SegmentReader:
             data = file.read()
         found = None
         for offset, begin, end in scan_frames(data, 0, Damage()):
-            if data[begin] & 0xF0 == 0x90 and data[begin + 1] == Kind.FINISH:
+            if data[begin] & 0xF0 == 0x90 and data[begin + 1 : begin + 2] == bytes((Kind.FINISH,)):
                 record = self._record(start + offset, data[begin:end])
                 found = record if isinstance(record, AttemptFinished) else found
         return found
-
-    def _check_kind_of_file(self, data: bytes, base: int) -> None:
-        """A wrong magic alone is a damaged byte; a wrong magic and not one whole record is another file."""
-        if base == len(MAGIC) and self.damage.corrupt and self.offset == base and data:
-            self.offset = 0
-            raise JournalError(f"{self.path} is not a nodetrack journal segment.", self.path)
 
     def _record(self, offset: int, payload: bytes) -> Record | None:
         if payload[0] & 0xF0 == 0x80 or payload[0] in (0xDE, 0xDF):  # a map: only the header is one
             self.header = decode_header(payload, self.path)
             return None
-        fields = cast("list[object]", _decode(payload))
+        try:
+            return self._made(offset, cast("list[object]", _decode(payload)))
+        except (msgspec.DecodeError, TypeError, ValueError, IndexError):
+            self.damage.corrupt += 1  # whole, but not as any version writes it
+            return None
+
+    def _made(self, offset: int, fields: list[object]) -> Record | None:
         kind = fields[0]
         if kind == _KEYSET:
             self._key_sets[cast("int", fields[1])] = _names(fields)
@@ -120,13 +132,15 @@ class SegmentReader:
             self.unnamed_rows += 1
             return None
         names, context = named
-        values = cast("list[StoredValue]", fields[-1])
+        values = cast("list[StoredValue]", fields[2])
+        if len(values) != len(names):
+            raise ValueError
         return Row(
             offset=offset,
             names=names,
             values=values,
-            step=cast("int", fields[2]),
-            time_ns=cast("int", fields[3]),
+            step=cast("int", fields[3]),
+            time_ns=cast("int", fields[4]),
             context=context,
             counted=len(fields) > 5,
         )
@@ -137,8 +151,10 @@ class SegmentReader:
         if named is None:
             self.unnamed_rows += 1
             return None
-        values = cast("list[StoredValue]", fields[3])
-        return SystemRow(offset=offset, names=named[0], values=values, time_ns=cast("int", fields[2]))
+        values = cast("list[StoredValue]", fields[2])
+        if len(values) != len(named[0]):
+            raise ValueError
+        return SystemRow(offset=offset, names=named[0], values=values, time_ns=cast("int", fields[3]))
 
 
 def _names(fields: list[object]) -> _Names:

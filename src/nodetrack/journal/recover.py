@@ -1,22 +1,30 @@
 """Where a run stood when its last attempt ended, found without reading its history.
 
-The header of every segment says the step, the counter and the summary at its beginning, so the last segment of
-each writer of the last attempt is all that has to be read: at most one rotation's worth of rows.
+The header of every segment says the step, the counter and the summary at its beginning, so the last segment
+of each writer of the last attempt is all that has to be read: at most one rotation's worth of rows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
+from zlib import crc32
 
 import msgspec
 
 from nodetrack.errors import JournalError
 from nodetrack.journal.reader import SegmentReader
-from nodetrack.journal.segment import FRAME_HEAD, MAGIC, MAX_PAYLOAD_BYTES, decode_header, segment_paths
+from nodetrack.journal.segment import (
+    FRAME_HEAD,
+    LENGTH_FACTOR,
+    MAGIC,
+    MAX_PAYLOAD_BYTES,
+    decode_header,
+    segment_paths,
+)
 from nodetrack.records import Event, JsonValue, Record, Row, RunEdited, SegmentHeader, SummarySet
 
 ATTEMPT_NAME: Final = re.compile(r"(\d{4,})-[0-9a-z]+")
@@ -54,78 +62,117 @@ def attempt_number(name: str) -> int:
 
 def recover(run_folder: Path) -> Recovered:
     """Where the run in `run_folder` stood. Damaged or missing files make it know less; nothing raises."""
-    attempts = attempt_folders(run_folder)
+    try:
+        attempts = attempt_folders(run_folder)
+    except OSError:  # no right to look: the run begins anew; its attempts stay apart by their random names
+        attempts = []
     if not attempts:
         return Recovered()
     recovered = Recovered(attempt_number(attempts[-1].name), attempts[-1].name)
     for attempt in reversed(attempts):
-        taken = [_take(path, recovered) for path in _last_segments(attempt)]
-        if any(taken):
+        found = [standing for path in _last_segments(attempt) if (standing := _standing(path)) is not None]
+        if found:
+            _take(found, recovered)
             break
     return recovered
 
 
 def read_header(path: Path) -> SegmentHeader | None:
-    """The header of a segment, without reading the rest; None when it cannot be read."""
+    """The header of a segment, without reading the rest; None when it cannot be read or is damaged."""
     with contextlib.suppress(OSError, JournalError), path.open("rb") as file:
-        start = file.read(len(MAGIC) + FRAME_HEAD.size)
-        if len(start) == len(MAGIC) + FRAME_HEAD.size:
-            length, _ = FRAME_HEAD.unpack_from(start, len(MAGIC))
-            return decode_header(file.read(min(length, MAX_PAYLOAD_BYTES)), path)
+        head = file.read(len(MAGIC) + FRAME_HEAD.size)[len(MAGIC) :]
+        if len(head) == FRAME_HEAD.size:
+            marked, checksum = FRAME_HEAD.unpack(head)
+            payload = file.read(min(marked // LENGTH_FACTOR, MAX_PAYLOAD_BYTES))
+            if crc32(payload) == checksum:
+                return decode_header(payload, path)
     return None
 
 
 def _last_segments(attempt: Path) -> Iterator[Path]:
-    """The last segment of every writer of the attempt."""
+    """The last segment of every writer of the attempt, and those behind it that do not say whose they are."""
     seen: set[int] = set()
-    for path in reversed(segment_paths(attempt)):
-        header = read_header(path)
-        if header is not None and header.writer not in seen:
-            seen.add(header.writer)
-            yield path
+    with contextlib.suppress(OSError):
+        for path in reversed(segment_paths(attempt)):
+            header = read_header(path)
+            if header is None:
+                yield path
+            elif header.writer not in seen:
+                seen.add(header.writer)
+                yield path
 
 
-def _take(path: Path, recovered: Recovered) -> bool:
-    """Adds what one segment says; whether it could be read."""
-    reader = SegmentReader(path)
-    position = _Position()
-    try:
-        for record in reader.read():
-            position.see(record)
-    except (OSError, JournalError):
-        return False  # `nodetrack journal verify` names such a file; a node must start without it
-    header = reader.header
-    if header is None:
-        return False
-    base_step, base_counter = (0, 0) if position.rewound else (header.step, header.counter)
-    recovered.step = max(recovered.step, base_step, position.step)
-    recovered.counter = max(recovered.counter, base_counter, position.counter)
-    recovered.summary.update(cast("dict[str, JsonValue]", header.summary))
-    recovered.summary.update(position.summary)
-    recovered.labels.update(cast("dict[str, JsonValue]", header.labels))
-    recovered.labels.update(position.labels)
-    return True
+class _Change(NamedTuple):
+    """What was set by hand at one time."""
+
+    time_ns: int
+    summary: Mapping[str, object]
+    labels: Mapping[str, object]
 
 
-class _Position:
-    """The step, counter and summary after some records."""
+class _Standing:
+    """The step, the counter and what was set by hand at the end of one segment."""
 
     def __init__(self) -> None:
         self.step = 0
         self.counter = 0
         self.rewound = False
-        self.summary: dict[str, JsonValue] = {}
-        self.labels: dict[str, JsonValue] = {}
+        self.changes: list[_Change] = []
 
     def see(self, record: Record) -> None:
+        """Take in the next record."""
         if isinstance(record, Row):
             self.step = max(self.step, record.step + 1)
             if record.counted:
                 self.counter = max(self.counter, record.step + 1)
         elif isinstance(record, SummarySet):
-            self.summary.update(record.summary)
+            self._set(record.time_ns, record.summary, {})
         elif isinstance(record, RunEdited):
-            self.labels.update(record.fields)
+            self._set(record.time_ns, {}, record.fields)
         elif isinstance(record, Event) and record.name == "rewind":
-            self.step = self.counter = cast("int", record.data["step"]) + 1
+            self.step = self.counter = cast("int", record.data.get("step", 0)) + 1
             self.rewound = True
+
+    def begin(self, header: SegmentHeader) -> None:
+        """Take in what stood at the beginning of the segment, unless the run went back behind it."""
+        if not self.rewound:
+            self.step = max(self.step, header.step)
+            self.counter = max(self.counter, header.counter)
+        self.changes.insert(0, _Change(header.created_ns, header.summary, header.labels))
+
+    def _set(self, time_ns: int, summary: Mapping[str, object], labels: Mapping[str, object]) -> None:
+        """A clock that was set back does not change the order within a segment."""
+        last = self.changes[-1].time_ns if self.changes else time_ns
+        self.changes.append(_Change(max(time_ns, last), summary, labels))
+
+
+def _standing(path: Path) -> _Standing | None:
+    """How a segment ends; None when nothing of it can be read."""
+    reader = SegmentReader(path)
+    standing = _Standing()
+    try:
+        for record in reader.read():
+            standing.see(record)
+    except (OSError, JournalError):
+        return None  # `nodetrack journal verify` names such a file; a node must start without it
+    if reader.header is not None:
+        standing.begin(reader.header)
+    return standing if reader.header is not None or reader.offset > len(MAGIC) else None
+
+
+def _take(found: list[_Standing], recovered: Recovered) -> None:
+    """The furthest step of all writers, and of what they set by hand the newest."""
+    recovered.step = max(standing.step for standing in found)
+    recovered.counter = max(standing.counter for standing in found)
+    summary: dict[str, object] = {}
+    labels: dict[str, object] = {}
+    for change in sorted((change for standing in found for change in standing.changes), key=_time):
+        summary.update(change.summary)
+        labels.update(change.labels)
+    set_now = {name: value for name, value in summary.items() if value is not None}  # None took an entry away
+    recovered.summary = cast("dict[str, JsonValue]", set_now)
+    recovered.labels = cast("dict[str, JsonValue]", labels)
+
+
+def _time(change: _Change) -> int:
+    return change.time_ns

@@ -1,11 +1,13 @@
 """The segment file: a magic, then frames. `docs/journal-format.md` describes it byte by byte.
 
-    segment = magic frame frame …          frame = length(u32 LE) crc32(u32 LE) payload(length bytes)
+    segment = magic frame frame …          frame = 257·length(u32 LE) crc32(u32 LE) payload(length bytes)
 
 The first frame's payload is the header, a MessagePack map; every later payload is a MessagePack array of
 two to fifteen items whose first item is the kind (`records.Kind`). The CRC is zlib's, over the payload.
 
 Why frames and not lines: a torn tail or a flipped byte costs the records that it touches and no other.
+Why 257 times the length: no change of one byte makes another multiple of 257, so a reader knows whether
+the length or the payload was damaged, and whether the last frame is torn or only claims to reach so far.
 What is not promised: that two segments can be concatenated, or that a frame never spans a page.
 """
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -26,16 +28,18 @@ from nodetrack.records import SegmentHeader
 MAGIC: Final = b"\x89NTJ\r\n\x1a\n"  # like PNG's: shows a transfer that touched line ends or the eighth bit
 SCHEMA_VERSION: Final = 1
 FRAME_HEAD: Final = struct.Struct("<II")
-MAX_PAYLOAD_BYTES: Final = 16 * 1024 * 1024
+LENGTH_FACTOR: Final = 257
+MAX_PAYLOAD_BYTES: Final = 16_000_000  # 257 times as much still fits into 32 bits
 SEGMENT_NAME: Final = re.compile(r"segment-(\d{6,})\.ntj")
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_header = msgspec.msgpack.Decoder(SegmentHeader).decode
 _pack_head = FRAME_HEAD.pack
 
-# A frame's payload begins with an array of 2-15 items and a kind below 128. Used to find the next frame
-# behind a damaged one without trying every byte in Python.
-_FRAME_START = re.compile(rb"(?s)(?=.{8}[\x92-\x9f][\x00-\x7f])")
+# A payload begins with an array of 2-15 items and a kind below 128. Used to find the next frame behind a
+# damaged one without trying every byte in Python.
+_PAYLOAD_START = re.compile(rb"[\x92-\x9f][\x00-\x7f]")
+NOT_ENCODABLE: Final = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 def segment_name(number: int) -> str:
@@ -47,7 +51,7 @@ def segment_paths(attempt_folder: Path) -> list[Path]:
     """The segments of an attempt in the order in which they were begun; [] when there is no folder."""
     try:
         names = [entry.name for entry in attempt_folder.iterdir() if SEGMENT_NAME.fullmatch(entry.name)]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return [attempt_folder / name for name in sorted(names, key=_segment_number)]
 
@@ -59,12 +63,38 @@ def _segment_number(name: str) -> int:
 
 def frame(payload: bytes) -> bytes:
     """A payload with its length and checksum in front, ready for one `write`."""
-    return _pack_head(len(payload), crc32(payload)) + payload
+    return _pack_head(len(payload) * LENGTH_FACTOR, crc32(payload)) + payload
+
+
+def encode_payload(payload: object) -> bytes:
+    """The payload in MessagePack. What MessagePack cannot hold is written as text; nothing raises."""
+    try:
+        return _encode(payload)
+    except NOT_ENCODABLE:
+        return _encode(_encodable(payload))
+
+
+def _encodable(value: object, depth: int = 32) -> object:
+    if value is None or isinstance(value, bool | float | bytes):
+        return value
+    if isinstance(value, int) and -(2**63) <= value < 2**64:
+        return int(value)
+    if isinstance(value, Mapping) and depth:
+        return {_encodable(key, 0): _encodable(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, list | tuple) and depth:
+        return [_encodable(item, depth - 1) for item in value]
+    return str(value).encode("utf-8", "backslashreplace").decode()  # half a surrogate pair is no UTF-8
 
 
 def encode_header(header: SegmentHeader) -> bytes:
-    """The first bytes of a segment: magic and header frame."""
-    return MAGIC + frame(_encode(header))
+    """The first bytes of a segment: magic and header frame. A summary too large for a record is left out."""
+    try:
+        payload = _encode(header)
+    except NOT_ENCODABLE:
+        payload = encode_payload(msgspec.structs.asdict(header))
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        payload = encode_payload(msgspec.structs.asdict(header) | {"summary": {}, "labels": {}})
+    return MAGIC + frame(payload)
 
 
 def decode_header(payload: bytes, path: Path) -> SegmentHeader:
@@ -75,8 +105,8 @@ def decode_header(payload: bytes, path: Path) -> SegmentHeader:
         raise JournalError(f"{path} has a header that cannot be read ({error}).", path) from error
     if header.schema_version > SCHEMA_VERSION:
         raise JournalError(
-            f"{path} has journal schema {header.schema_version}; this nodetrack reads up to {SCHEMA_VERSION}: "
-            "upgrade nodetrack to read it.",
+            f"{path} has journal schema {header.schema_version}; this nodetrack reads up to "
+            f"{SCHEMA_VERSION}: upgrade nodetrack to read it.",
             path,
         )
     return header
@@ -94,20 +124,24 @@ class Damage(msgspec.Struct):
 def scan_frames(data: bytes, start: int, damage: Damage) -> Iterator[tuple[int, int, int]]:
     """Every whole frame of `data` from `start`, as (offset, begin of payload, end of payload).
 
-    A frame that fails its checksum is counted and skipped; where its length cannot be trusted either,
-    the scan goes on at the next place where a whole frame stands. What is left behind the last one is
+    A frame that fails its checksum is counted and skipped; where its length cannot be believed either, the
+    scan goes on at the next place where a whole frame stands. What is left behind the last one is
     `damage.torn_bytes`: the caller who is tailing comes back for it.
     """
     offset, end = start, len(data)
     unpack = FRAME_HEAD.unpack_from
     while offset + 8 <= end:
-        length, checksum = unpack(data, offset)
-        begin, stop = offset + 8, offset + 8 + length
-        if 0 < length <= MAX_PAYLOAD_BYTES and stop <= end and crc32(data[begin:stop]) == checksum:
-            yield offset, begin, stop
+        marked, checksum = unpack(data, offset)
+        length, remainder = divmod(marked, LENGTH_FACTOR)
+        stop = offset + 8 + length
+        believed = remainder == 0 and 0 < length <= MAX_PAYLOAD_BYTES
+        if believed and stop <= end and crc32(data[offset + 8 : stop]) == checksum:
+            yield offset, offset + 8, stop
             offset = stop
             continue
-        following = _next_frame(data, offset, stop if 0 < length <= MAX_PAYLOAD_BYTES else None)
+        if believed and stop >= end:  # torn or still being written: its values are not searched for frames
+            break
+        following = _next_frame(data, offset, stop if believed else None)
         if following is None:
             break
         damage.corrupt += 1
@@ -115,21 +149,23 @@ def scan_frames(data: bytes, start: int, damage: Damage) -> Iterator[tuple[int, 
     damage.torn_bytes = end - offset
 
 
-def _next_frame(data: bytes, damaged: int, claimed_end: int | None) -> int | None:
+def _next_frame(data: bytes, damaged: int, believed_end: int | None) -> int | None:
     """Where the next whole frame behind a damaged one begins; None if there is none (yet)."""
-    if claimed_end is not None and _is_frame(data, claimed_end):
-        return claimed_end
-    for candidate in _FRAME_START.finditer(data, damaged + 1):
-        if _is_frame(data, candidate.start()):
-            return candidate.start()
+    if believed_end is not None and _is_frame(data, believed_end):
+        return believed_end
+    for payload in _PAYLOAD_START.finditer(data, damaged + FRAME_HEAD.size + 1):
+        if _is_frame(data, payload.start() - FRAME_HEAD.size):
+            return payload.start() - FRAME_HEAD.size
     return None
 
 
 def _is_frame(data: bytes, offset: int) -> bool:
-    if offset + 8 > len(data):
+    """Whether a whole frame stands at `offset`."""
+    if offset + FRAME_HEAD.size > len(data):
         return False
-    length, checksum = FRAME_HEAD.unpack_from(data, offset)
-    stop = offset + 8 + length
-    return (
-        0 < length <= MAX_PAYLOAD_BYTES and stop <= len(data) and crc32(data[offset + 8 : stop]) == checksum
-    )
+    marked, checksum = FRAME_HEAD.unpack_from(data, offset)
+    length, remainder = divmod(marked, LENGTH_FACTOR)
+    begin = offset + FRAME_HEAD.size
+    if remainder or not 0 < length <= min(MAX_PAYLOAD_BYTES, len(data) - begin):
+        return False
+    return bool(crc32(data[begin : begin + length]) == checksum)
