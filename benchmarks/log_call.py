@@ -18,8 +18,8 @@ _YARDSTICK: Final = "yardstick"
 _COLUMNS: Final = ("tracker", "floats", "p50 µs", "p99 µs", "worst ms", "× yardstick", "target")
 
 _METHOD: Final = (
-    f"Host floats, on the calling thread. Medians of {_ROUNDS} rounds, the worst call of all; each tracker has "
-    "a process of its own. The yardstick is one MessagePack encode of the values and one `os.write`, made in "
+    f"Host floats, on the calling thread. Medians of {_ROUNDS} rounds, the worst call of all; each tracker "
+    "has a process of its own. The yardstick is one MessagePack encode of the values and one `os.write`, in "
     "that process between the tracker's calls. wandb is offline, trackio local."
 )
 _TITLES: Final = {

@@ -42,7 +42,7 @@ FILES: Final = {
 
 
 class Peer(NamedTuple):
-    """An open tracker: `log(values, step)`, and `flush`, which waits for its threads where there is such a call."""
+    """An open tracker: `log(values, step)`; `flush` waits for its threads, where it has a call for that."""
 
     log: Callable[..., object]  # each tracker names and types the two in its own way
     flush: Callable[[], object]

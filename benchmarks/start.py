@@ -54,8 +54,8 @@ def topics(console: Console) -> list[Topic]:
 def _time_topic(imports: Mapping[str, float], starts: Mapping[str, list[dict[str, Stage]]]) -> Topic:
     topic = Topic(
         "Time to start",
-        "`import`, over an interpreter that imports nothing; a first run, with all that is loaded for it then; "
-        f"a second one in that process. Medians of {_ROUNDS} rounds, of {_IMPORT_ROUNDS} for nodetrack's import.",
+        "`import`, over an interpreter that imports nothing; a first run, with all that is loaded for it; a "
+        f"second run in that process. Medians of {_ROUNDS} rounds, of {_IMPORT_ROUNDS} for our own import.",
         ("tracker", "import ms", "first run ms", "second run ms", "target"),
     )
     for name, rounds in starts.items():
