@@ -122,3 +122,16 @@ def test_every_verb_of_make_that_a_page_shows_exists(page: Path) -> None:
     for code in CODE.findall(page.read_text(encoding="utf-8")):
         for word in re.findall(r"(?:^|[`$\n] ?)make ([a-z]+)", code):
             assert word in verbs, f"{page.name}: there is no `make {word}`"
+
+
+def test_the_example_of_the_readme_runs_as_it_stands() -> None:
+    """With the three functions that are the reader's own; run twice, it goes on where it stopped."""
+    (example,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    saved: list[dict[str, object]] = []
+    own = {"train_one_step": float, "evaluate": lambda: 0.5, "save_checkpoint": saved.append}
+    exec(example, {**own})
+    assert [state["nodetrack"]["step"] for state in saved][:2] == [1, 101]
+    exec(example, {**own})
+    assert len(saved) == 10
