@@ -29,7 +29,7 @@ from nodetrack.identity.id_file import (
 )
 from nodetrack.identity.take_up import OnConflict, TakenUp, take_up
 from nodetrack.identity.verdict import RunFacts, Verdict, Verification, Verifier
-from nodetrack.identity.wandb_verifier import was_deleted
+from nodetrack.identity.wandb_verifier import check_reachable, was_deleted
 from nodetrack.journal.recover import attempt_folders, read_header
 from nodetrack.journal.segment import segment_paths
 from nodetrack.live_run import Run
@@ -39,7 +39,7 @@ from nodetrack.redact import redact
 from nodetrack.settings import Settings, resolve
 from nodetrack.version import find_version
 from nodetrack.wandb_hooks import Ending, install, journal_of, pid_of
-from nodetrack.wandb_service import Mode, check_reachable, chosen_mode, described, require_wandb, verifier_for
+from nodetrack.wandb_service import Mode, chosen_mode, described, require_wandb, verifier_for
 from nodetrack.wandb_stand_in import StandIn
 
 if TYPE_CHECKING:

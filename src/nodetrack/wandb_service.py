@@ -1,27 +1,19 @@
-"""Whether there is a W&B to talk to: the mode, who verifies an id, and whether `wandb.init` can succeed."""
+"""How `initialize_wandb` uses W&B: whether at all, in which mode, and who verifies an id."""
 
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 from typing import Final, Literal, cast
-from urllib.parse import urlsplit
 
 from nodetrack.errors import MissingExtraError
 from nodetrack.identity.verdict import JournalVerifier, Verdict, Verification, Verifier
-from nodetrack.identity.wandb_verifier import (
-    DEFAULT_TIMEOUT_SECONDS,
-    NO_CREDENTIALS,
-    WandbVerifier,
-    has_credentials,
-)
+from nodetrack.identity.wandb_verifier import DEFAULT_TIMEOUT_SECONDS, WandbVerifier
 from nodetrack.machine import find_rank
 from nodetrack.settings import Settings
 
 Mode = Literal["online", "offline", "disabled"]
 
-_CONNECT_TIMEOUT_SECONDS: Final = 3.0
 _OLD_MODE_NAMES: Final = {"run": "online", "dryrun": "offline", "shared": "online"}
 
 
@@ -61,28 +53,6 @@ class OfflineVerifier:
         if verification.verdict is Verdict.GONE:
             return Verification(Verdict.UNKNOWN, f"{verification.reason}, and W&B is offline", looked=True)
         return verification
-
-
-def check_reachable() -> None:
-    """Raises ConnectionError if there is no way in, where `wandb.init` would ask a person or wait long."""
-    import wandb
-
-    if not has_credentials():
-        raise ConnectionError(NO_CREDENTIALS)
-    url = urlsplit(wandb.setup().settings.base_url)
-    if url.hostname is None or _has_proxy():
-        return
-    address = (url.hostname, url.port or (443 if url.scheme == "https" else 80))
-    try:
-        socket.create_connection(address, timeout=_CONNECT_TIMEOUT_SECONDS).close()
-    except OSError as error:
-        raise ConnectionError(f"WANDB_BASE_URL {url.geturl()} cannot be reached: {error}") from error
-
-
-def _has_proxy() -> bool:
-    """Whether the way leads through a proxy, so that a direct connection tells nothing."""
-    names = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
-    return any(os.environ.get(name) or os.environ.get(name.lower()) for name in names)
 
 
 def described(error: Exception) -> str:

@@ -276,7 +276,8 @@ def test_a_second_process_may_have_a_run_of_its_own(node) -> None:
             run.finish()
             sys.exit()
         run = start()
-        subprocess.run([sys.executable, "-c", sys.orig_argv[2]], env={**os.environ, "SECOND": "1"}, check=True)
+        second = {**os.environ, "SECOND": "1"}
+        subprocess.run([sys.executable, "-c", sys.orig_argv[2]], env=second, check=True)
         run.log({"a": 1})
         print(run.id)
         assert open("wandb/wandb_run_id_miner-3.txt").read() == run.id

@@ -77,7 +77,7 @@ class NodeLock:
             claim.write_bytes(msgspec.json.encode(owner))
             _Contest(path, claim, owner, stale_after_seconds).win(node)
         finally:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # it has become the lock, or the folder refuses by now
                 claim.unlink()
         return cls(path, owner)
 
@@ -101,7 +101,7 @@ class NodeLock:
     def release(self) -> None:
         """Gives the lock up. Does nothing in a forked child, nor when another process has taken it over."""
         if self.is_held():
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # what cannot be removed is a dead process's lock soon
                 self.path.unlink()
 
 
@@ -139,7 +139,7 @@ class _Contest:
 
     def _holder(self, place: Path) -> _Holder | None:
         try:
-            found = place.stat()
+            found = place.lstat()  # a link to nowhere is there, too
         except FileNotFoundError:
             return None
         age_seconds = self._file_system_now() - found.st_mtime
@@ -179,7 +179,11 @@ class _Contest:
         if _tokens(self._chain()) != [*_tokens(chain), self._owner.token]:
             place.unlink()  # the lock had changed hands before: this right is to something that is over
             return False
-        self._claim.replace(self._path)
+        try:
+            self._claim.replace(self._path)
+        except OSError:
+            place.unlink()
+            raise
         self._remove_successor_marks()
         return True
 

@@ -16,6 +16,7 @@ import contextlib
 import netrc
 import os
 import re
+import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +27,7 @@ from nodetrack.errors import MissingExtraError
 from nodetrack.identity.verdict import RunFacts, Verdict, Verification
 
 DEFAULT_TIMEOUT_SECONDS = 8.0
-NO_CREDENTIALS = "no credentials: set WANDB_API_KEY or run `wandb login`"
+_CONNECT_TIMEOUT_SECONDS = 3.0
 _STATUSES_THAT_CAN_MEAN_GONE = (200, 404, 409, 410)
 _WAS_DELETED = "previously created and deleted"
 _RUN_IS_GONE = re.compile(
@@ -59,8 +60,10 @@ class WandbVerifier:
             import wandb  # noqa: F401 - imported here, so that a slow import does not eat up the timeout
         except ImportError:
             raise MissingExtraError("wandb", "wandb", "Verifying a W&B run") from None
-        if not has_credentials():
-            return Verification(Verdict.UNKNOWN, NO_CREDENTIALS)
+        try:
+            check_reachable()
+        except ConnectionError as error:
+            return Verification(Verdict.UNKNOWN, str(error))
         question = _Question(run_id, project, entity, self._timeout_seconds)
         # A daemon thread: wandb retries for longer than its own timeout, and a node cannot wait for that.
         asker = threading.Thread(target=question.ask, name="nodetrack-verify", daemon=True)
@@ -129,6 +132,28 @@ def was_deleted(error: Exception) -> bool:
     "404 page not found".
     """
     return _WAS_DELETED in str(error)
+
+
+def check_reachable() -> None:
+    """Raises ConnectionError if there is no way in, where `wandb.init` would ask a person or wait long."""
+    import wandb
+
+    if not has_credentials():
+        raise ConnectionError("no credentials: set WANDB_API_KEY or run `wandb login`")
+    url = urlsplit(wandb.setup().settings.base_url)
+    if url.hostname is None or _has_proxy():
+        return
+    address = (url.hostname, url.port or (443 if url.scheme == "https" else 80))
+    try:
+        socket.create_connection(address, timeout=_CONNECT_TIMEOUT_SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(f"WANDB_BASE_URL {url.geturl()} cannot be reached: {error}") from error
+
+
+def _has_proxy() -> bool:
+    """Whether the way leads through a proxy, so that a direct connection tells nothing."""
+    names = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
+    return any(os.environ.get(name) or os.environ.get(name.lower()) for name in names)
 
 
 def has_credentials() -> bool:

@@ -120,6 +120,35 @@ def test_a_lock_that_cannot_be_read_is_replaced_once_it_is_no_longer_fresh(
     assert files_in(tmp_path) == ["miner-3.lock"]
 
 
+def test_a_link_to_nowhere_in_the_place_of_the_lock_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "miner-3.lock"
+    path.symlink_to(tmp_path / "nowhere")
+    os.utime(path, (1_000_000, 1_000_000), follow_symlinks=False)
+    assert NodeLock.acquire(path, "miner 3").is_held()
+
+
+def test_a_folder_in_the_place_of_the_lock_is_an_error_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "miner-3.lock"
+    path.mkdir()
+    os.utime(path, (1_000_000, 1_000_000))
+    for _ in range(2):
+        with pytest.raises(IsADirectoryError):
+            NodeLock.acquire(path, "miner 3")
+    assert files_in(tmp_path) == ["miner-3.lock"]
+
+
+def test_a_folder_that_refuses_at_the_end_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = NodeLock.acquire(tmp_path / "miner-3.lock", "miner 3")
+
+    def refuse(_path: Path) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    lock.release()
+
+
 def test_a_successor_that_died_half_way_is_succeeded(tmp_path: Path) -> None:
     path = tmp_path / "miner-3.lock"
     put_lock(path, dead_owner("first"))

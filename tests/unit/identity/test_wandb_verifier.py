@@ -116,7 +116,16 @@ def test_a_service_that_is_not_there_costs_no_id(service, monkeypatch: pytest.Mo
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
-    assert verify(1.5).verdict is Verdict.UNKNOWN
+    verification = verify()
+    assert verification.verdict is Verdict.UNKNOWN
+    assert f"WANDB_BASE_URL http://127.0.0.1:{port} cannot be reached" in verification.reason
+
+
+def test_behind_a_proxy_only_the_proxy_can_tell(service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", service.url)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: pytest.fail("went around the proxy"))
+    wandb_verifier.check_reachable()
 
 
 def test_an_answer_that_is_no_json_costs_no_id(service) -> None:
