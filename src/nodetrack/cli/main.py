@@ -11,6 +11,11 @@ from nodetrack.cli.late import late_group
 #: The commands in the order of `nodetrack --help`, and where they lie.
 COMMANDS: Final = {
     "runs": "nodetrack.cli.runs:runs",
+    "show": "nodetrack.cli.show:show",
+    "tail": "nodetrack.cli.tail:tail",
+    "export": "nodetrack.cli.export:export",
+    "journal": "nodetrack.cli.journal:app",
+    "doctor": "nodetrack.cli.doctor:doctor",
     "hparams": "nodetrack.cli.hparams:app",
     "demo": "nodetrack.cli.demo:demo",
 }

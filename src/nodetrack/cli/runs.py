@@ -9,12 +9,13 @@ from typing import Annotated, Final, NamedTuple, get_args
 
 import msgspec
 import typer
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from nodetrack.cli.command import AsJson, Folder, Project, compiled, ends_well, note, open_folder
 from nodetrack.cli.strict_json import json_text
-from nodetrack.cli.terminal import ago, console, moment, printable, state_text, table
+from nodetrack.cli.terminal import ago, console, moment, natural_width, printable, state_text, table
 from nodetrack.errors import UsageError
 from nodetrack.journal.folder import RunOverview, State
 from nodetrack.version import matches, version_key
@@ -28,13 +29,11 @@ _USUAL_ENVIRONMENT: Final = "prod"
 
 
 class Column(NamedTuple):
-    """How one column is titled, filled, ordered and laid out."""
+    """How one column is titled (in the notation of `terminal.table`), filled and ordered."""
 
     title: str
     cell: Callable[[RunOverview], str | Text]
     order: Callable[[RunOverview], object]
-    is_number: bool = False
-    may_break: bool = False
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
@@ -43,45 +42,47 @@ def _natural(text: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if index % 2 else (1, 0, part) for index, part in enumerate(parts)]
 
 
-def _text(field: str, *, may_break: bool = False) -> Column:
+def _text(field: str, layout: str = "") -> Column:
     def cell(run: RunOverview) -> str:
         return printable(str(getattr(run, field) or ""))
 
-    return Column(field.replace("_", " "), cell, lambda run: _natural(cell(run)), may_break=may_break)
+    return Column(field.replace("_", " ") + layout, cell, lambda run: _natural(cell(run)))
 
 
 def _count(field: str) -> Column:
-    return Column(field, lambda run: str(getattr(run, field)), lambda run: getattr(run, field), True)
+    return Column(f"{field}>", lambda run: str(getattr(run, field)), lambda run: getattr(run, field))
 
 
 def _words(field: str) -> Column:
     def cell(run: RunOverview) -> str:
         return printable(" ".join(getattr(run, field)))
 
-    return Column(field, cell, cell, may_break=True)
+    return Column(f"{field}~", cell, cell)
 
 
 _COLUMNS: Final[Mapping[str, Column]] = {
     "run": _text("run"),
-    "name": _text("name", may_break=True),
+    "name": _text("name", "~"),
     "role": _text("role"),
     "uid": _text("uid"),
     "state": Column("state", lambda run: state_text(run.state), lambda run: _STATES.index(run.state)),
     "version": Column("version", lambda run: run.version, lambda run: version_key(run.version)),
     "attempts": _count("attempts"),
     "step": _count("step"),
-    "last_seen": Column("last seen", lambda run: ago(run.last_sign_ns), lambda run: -run.last_sign_ns, True),
+    "last_seen": Column("last seen>", lambda run: ago(run.last_sign_ns), lambda run: -run.last_sign_ns),
     "tags": _words("tags"),
     "project": _text("project"),
     "environment": _text("environment"),
-    "group": _text("group", may_break=True),
-    "job_type": _text("job_type", may_break=True),
+    "group": _text("group", "~"),
+    "job_type": _text("job_type", "~"),
     "started": Column("started", lambda run: moment(run.started_ns), lambda run: run.started_ns),
-    "reason": _text("reason", may_break=True),
+    "reason": _text("reason", "~"),
     "versions": _words("versions"),
-    "notes": _text("notes", may_break=True),
+    "notes": _text("notes", "~"),
     "previous_run": _text("previous_run"),
 }
+#: What a narrow terminal goes without, in this order.
+_DISPENSABLE: Final = ("tags", "role", "uid", "attempts")
 _USUAL_COLUMNS: Final = tuple(_COLUMNS)[:10]
 
 
@@ -132,7 +133,7 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """List the runs: who they are, how they stand, which version they are on, when they were last seen."""
-    chosen = [_column_name(text) for text in columns.split(",")] if columns else list(_USUAL_COLUMNS)
+    chosen = [_column_name(text) for text in columns.split(",")] if columns else None
     order = _order(sort)
     wanted = _filter(state or (), role, tag or (), group, version, name)
     tracking = open_folder(folder)
@@ -144,7 +145,7 @@ def runs(
     if as_json:
         typer.echo(json_text(_as_json(shown, left_out)))
     else:
-        _print(shown, left_out, chosen, with_environment=all_environments and not columns)
+        _print(shown, left_out, chosen, all_environments)
 
 
 def _order(sort: str) -> Callable[[list[RunOverview]], list[RunOverview]]:
@@ -208,28 +209,36 @@ def _as_json(shown: Sequence[RunOverview], left_out: Counter[str]) -> dict[str, 
 
 
 def _print(
-    shown: Sequence[RunOverview], left_out: Counter[str], chosen: list[str], *, with_environment: bool
+    shown: Sequence[RunOverview], left_out: Counter[str], chosen: list[str] | None, all_environments: bool
 ) -> None:
     screen = console()
-    if len({run.project for run in shown}) > 1 and "project" not in chosen:
-        chosen = ["project", *chosen]
-    if with_environment:
-        chosen = [*chosen, "environment"]
-    if shown:
-        screen.print(_table(shown, [_COLUMNS[name] for name in chosen]))
+    if shown and chosen:
+        screen.print(_table(shown, chosen))
+    elif shown:
+        _print_usual_columns(screen, shown, all_environments)
     if left_out:
         screen.print(Text(_left_out_line(left_out), style="dim"))
 
 
-def _table(shown: Sequence[RunOverview], columns: Sequence[Column]) -> Table:
-    listed = table()
-    for column in columns:
-        listed.add_column(
-            column.title,
-            justify="right" if column.is_number else "left",
-            no_wrap=not column.may_break,
-            overflow="fold",
-        )
+def _print_usual_columns(screen: Console, shown: Sequence[RunOverview], all_environments: bool) -> None:
+    """Print what the terminal has room for: better a column less than ids that are cut."""
+    chosen = [*_USUAL_COLUMNS, *(["environment"] if all_environments else [])]
+    if len({run.project for run in shown}) > 1:
+        chosen.insert(0, "project")
+    dropped = []
+    for name in _DISPENSABLE:
+        if natural_width(screen, _table(shown, chosen)) > screen.width:
+            chosen.remove(name)
+            dropped.append(name)
+    screen.print(_table(shown, chosen))
+    if dropped:
+        line = f"Too narrow for {', '.join(dropped)}: --columns chooses what to print."
+        screen.print(Text(line, style="dim"))
+
+
+def _table(shown: Sequence[RunOverview], chosen: Sequence[str]) -> Table:
+    columns = [_COLUMNS[name] for name in chosen]
+    listed = table(*(column.title for column in columns))
     for run in shown:
         listed.add_row(*(column.cell(run) for column in columns))
     return listed

@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nodetrack.cli.strict_json import nonfinite_word
+from nodetrack.cli.strict_json import json_line, nonfinite_word
 
 if TYPE_CHECKING:
-    from nodetrack.records import StoredValue
+    from nodetrack.records import JsonValue, StoredValue
 
 _WIDER_THAN_ANY_TABLE: Final = 100_000
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -48,17 +48,28 @@ def console() -> Console:
     return made
 
 
-def table(title: str | None = None) -> Table:
-    """An empty table in the look that all commands share."""
-    return Table(
-        title=None if title is None else Text(title, style="bold"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        header_style="dim",
+def table(*titles: str) -> Table:
+    """An empty table in the look that all commands share.
+
+    The end of a title says how its column is laid out: `>` for numbers, on the right; `~` for text that may
+    be broken into lines; else it is a word that stays whole.
+    """
+    made = Table(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim"
     )
+    for title in titles:
+        made.add_column(
+            title.rstrip(">~"),
+            justify="right" if title.endswith(">") else "left",
+            no_wrap=not title.endswith("~"),
+            overflow="fold",
+        )
+    return made
+
+
+def natural_width(screen: Console, listed: Table) -> int:
+    """How many columns a table takes when nothing in it is broken or cut."""
+    return screen.measure(listed, options=screen.options.update_width(_WIDER_THAN_ANY_TABLE)).maximum
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -70,9 +81,18 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
-def state_text(state: str) -> Text:
-    """A state in its colour."""
-    return Text(state, style=_STATE_STYLES.get(state, ""))
+def state_text(state: str, reason: str = "") -> Text:
+    """A state in its colour, with the reason behind it if there is one."""
+    text = Text(state, style=_STATE_STYLES.get(state, ""))
+    return text.append(f" ({printable(reason)})", style="default") if reason else text
+
+
+def event_text(event: str, data: Mapping[str, JsonValue]) -> str:
+    """What an event says: an alert's own words, else `name value` pairs."""
+    if event == "alert":
+        return printable(": ".join(str(data[key]) for key in ("title", "text") if data.get(key)))
+    pairs = (f"{key} {value if isinstance(value, str) else json_line(value)}" for key, value in data.items())
+    return printable(", ".join(pairs))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -112,8 +132,10 @@ def moment(time_ns: int) -> str:
 
 
 def clock(time_ns: int) -> str:
-    """A point in time of today, to the millisecond."""
-    return datetime.fromtimestamp(time_ns / 1e9).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    """A point in time to the millisecond, without the date if that is today's."""
+    then = datetime.fromtimestamp(time_ns / 1e9).astimezone()
+    is_today = then.date() == datetime.now().astimezone().date()
+    return then.strftime("%H:%M:%S.%f" if is_today else "%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ class AttemptFolder:
 
     @functools.cached_property
     def facts(self) -> Mapping[str, JsonValue]:
-        """What the attempt's record says of the process, the machine and the version; {} when it is lost."""
+        """What the attempt's record says of process, machine and version; where it is lost, what is known."""
         for path in segment_paths(self.folder)[:1]:
             with contextlib.suppress(JournalError, OSError):
                 for record in SegmentReader(path).read(limit=_BEGINNING_BYTES):
@@ -104,6 +104,13 @@ class AttemptFolder:
             if header is not None:
                 facts = cast("dict[str, JsonValue]", msgspec.to_builtins(header))
                 return {"started_ns": header.created_ns, **facts}
+        return self._facts_of_run()
+
+    def _facts_of_run(self) -> Mapping[str, JsonValue]:
+        """What the file beside the attempts says, where no segment can be read."""
+        with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
+            content = (self.folder.parent / "run.json").read_bytes()
+            return cast("Mapping[str, JsonValue]", msgspec.json.decode(content, type=dict))
         return {}
 
     @property
@@ -153,7 +160,7 @@ class AttemptFolder:
         return cast("float", self.facts.get("stale_after_seconds", _DEFAULT_STALE_SECONDS))
 
     def _process_is_gone(self) -> bool:
-        """Whether the process is known to have ended: it ran here and is not there, or a later attempt began."""
+        """Whether the process is known to have ended: it ran here and is gone, or a later attempt began."""
         process, host = self.facts.get("process"), self.facts.get("host")
         if isinstance(process, Mapping) and isinstance(host, Mapping):
             with contextlib.suppress(msgspec.ValidationError):
@@ -219,7 +226,7 @@ class RunDetail(msgspec.Struct, kw_only=True):
 
     @property
     def last_by_version(self) -> dict[str, dict[str, StoredValue]]:
-        """The newest values that each version logged, by metric: of several contexts, the one that came last."""
+        """The newest values that each version logged, by metric: of several contexts, the last to come."""
         found: dict[str, dict[str, StoredValue]] = {}
         for attempt, _ in self.attempts:
             of_version = found.setdefault(attempt.version, {})
@@ -256,7 +263,7 @@ class RunFolder:
             name=str(labels.get("name") or self.id),
             role=str(last.facts.get("role", "")),
             uid=str(last.facts.get("uid", "")),
-            environment=str(last.facts.get("environment", "")),
+            environment=str(last.facts.get("environment", "prod")),
             state=state.state,
             reason=state.reason,
             version=last.version,
@@ -379,8 +386,8 @@ class TrackingFolder:
     def find(self, reference: str, project: str | None = None) -> RunFolder:
         """The run whose id, display name or `role-uid` is `reference`, or whose id begins with it.
 
-        Of several runs with that name the newest is meant. Raises RunNotFoundError when there is none, or when
-        several ids begin like that.
+        Of several runs with that name the newest is meant. Raises RunNotFoundError when there is none, or
+        when several ids begin like that.
         """
         runs = self.runs(project)
         exact = [run for run in runs if run.id == reference]

@@ -1,8 +1,8 @@
 """The rows of a run as a reader wants them: one row a step, the later attempt wins, and nothing is deleted.
 
-A value is superseded when a later attempt logged the same metric in the same context at the same step, or when
-the run was rewound behind a step below it. Within one attempt, calls at one step are one row; if they gave the
-same metric twice, the last one counts. Superseded values stay readable in `all_rows`.
+A value is superseded when a later attempt logged the same metric in the same context at the same step, or
+when the run was rewound behind a step below it. Within one attempt, calls at one step are one row; if they
+gave the same metric twice, the last one counts. Superseded values stay readable in `all_rows`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def all_rows(run: RunFolder, damage: Damage | None = None) -> Iterator[ViewRow]:
 def current_rows(run: RunFolder, damage: Damage | None = None) -> list[ViewRow]:
     """One row for each step and context, in the order of steps; see the module for what wins.
 
-    A row whose values come from several calls has the time, version and attempt of the last of them. Values of
-    one step that come from two attempts are two rows, each under its own version.
+    A row whose values come from several calls has the time, version and attempt of the last of them. Values
+    of one step that come from two attempts are two rows, each under its own version.
     """
     calls: dict[tuple[int, _Context], list[_Call]] = {}
     for attempt in run.attempts:

@@ -1,0 +1,145 @@
+"""`nodetrack doctor`: what this installation is set to, what it has, and whether it can write."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import tempfile
+from collections import Counter
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+import typer
+from rich.text import Text
+
+import nodetrack
+from nodetrack.cli.command import FOUND_WRONG, AsJson, Folder, ends_well
+from nodetrack.cli.strict_json import json_line, json_text
+from nodetrack.cli.terminal import console, printable, table
+from nodetrack.journal.folder import TrackingFolder
+from nodetrack.redact import redact
+from nodetrack.settings import resolve
+
+_REQUIREMENT = re.compile(r"""(?P<package>[\w.-]+)[^;]*;.*\bextra\s*==\s*['"](?P<extra>[\w-]+)['"]""")
+
+
+class SettingReport(msgspec.Struct, frozen=True):
+    """A setting's value and the layer that it comes from."""
+
+    value: object
+    origin: str
+
+
+class ExtraReport(msgspec.Struct, frozen=True):
+    """A package that an extra brings, and its version if it is there."""
+
+    extra: str
+    package: str
+    version: str | None
+
+
+class DoctorReport(msgspec.Struct, frozen=True):
+    """What `doctor --json` prints."""
+
+    nodetrack: str
+    python: str
+    platform: str
+    folder: str
+    folder_exists: bool
+    #: Why the folder cannot be written; None when it can.
+    folder_problem: str | None
+    runs_by_project: dict[str, int]
+    settings: dict[str, SettingReport]
+    extras: list[ExtraReport]
+
+
+@ends_well
+def doctor(folder: Folder = None, as_json: AsJson = False) -> None:
+    """Print every setting with its origin, the versions that are installed, and the state of the folder.
+
+    Exit code 1 when the folder cannot be written.
+    """
+    report = _examine(folder)
+    if as_json:
+        typer.echo(json_text(msgspec.to_builtins(report)))
+    else:
+        _print(report)
+    if report.folder_problem:
+        raise typer.Exit(FOUND_WRONG)
+
+
+def _examine(folder: Path | None) -> DoctorReport:
+    resolved = resolve({"dir": folder})
+    values = redact(resolved.settings.model_dump(mode="json"), resolved.settings.redact)
+    place = resolved.settings.dir
+    return DoctorReport(
+        nodetrack=nodetrack.__version__,
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+        platform=platform.platform(),
+        folder=str(place.absolute()),
+        folder_exists=place.is_dir(),
+        folder_problem=_writing_problem(place.absolute()),
+        runs_by_project=dict(Counter(run.project for run in TrackingFolder(place).runs())),
+        settings={name: SettingReport(value, resolved.origins[name]) for name, value in values.items()},
+        extras=_extras(),
+    )
+
+
+def _writing_problem(folder: Path) -> str | None:
+    """Why a node could not write there. Tried where the folder exists; else its nearest parent is asked."""
+    if folder.exists():
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                return None
+        except OSError as error:
+            return f"{folder} cannot be written: {error.strerror}."
+    parent = next(parent for parent in folder.parents if parent.exists())
+    if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
+        return None
+    return f"{folder} cannot be made: {parent} is no folder that this user may write."
+
+
+def _extras() -> list[ExtraReport]:
+    """The packages of the extras, those of the extra `all` and of further extras left out."""
+    requirements = metadata.requires("nodetrack") or []
+    matches = [match for match in map(_REQUIREMENT.match, requirements) if match is not None]
+    found = {(match["extra"], match["package"]) for match in matches if match["package"] != "nodetrack"}
+    return [ExtraReport(extra, package, _version(package)) for extra, package in sorted(found)]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _print(report: DoctorReport) -> None:
+    screen = console()
+    screen.print(f"nodetrack {report.nodetrack}, {report.python}, {report.platform}")
+    screen.print(_folder_line(report))
+    settings = table("setting", "value~", "from~")
+    for name, setting in report.settings.items():
+        style = "dim" if setting.origin == "default" else ""
+        settings.add_row(name, _value(setting.value), printable(setting.origin), style=style)
+    extras = table("extra", "package", "version")
+    for extra in report.extras:
+        version = extra.version or Text("not installed", style="dim")
+        extras.add_row(extra.extra, extra.package, version)
+    for listed in (settings, extras):
+        screen.print()
+        screen.print(listed)
+
+
+def _folder_line(report: DoctorReport) -> Text:
+    if report.folder_problem:
+        return Text(report.folder_problem, style="red")
+    runs = ", ".join(f"{count} of {project}" for project, count in report.runs_by_project.items())
+    state = f"runs: {runs}" if runs else "no runs yet" if report.folder_exists else "not there yet"
+    return Text(f"{report.folder} can be written; {state}")
+
+
+def _value(value: object) -> str:
+    return printable(value if isinstance(value, str) else "" if value is None else json_line(value))

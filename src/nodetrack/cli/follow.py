@@ -1,0 +1,111 @@
+"""Reading a run while it grows: its newest rows first, then whatever is added."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from nodetrack.errors import JournalError
+from nodetrack.journal.folder import AttemptFolder, RunFolder
+from nodetrack.journal.reader import SegmentReader
+from nodetrack.journal.recover import read_header
+from nodetrack.journal.segment import segment_paths
+from nodetrack.records import Record, Row
+
+
+class Logged(NamedTuple):
+    """A record and the attempt that wrote it."""
+
+    attempt: AttemptFolder
+    record: Record
+
+
+class FollowedRow(NamedTuple):
+    """A row and the attempt that logged it."""
+
+    attempt: AttemptFolder
+    row: Row
+
+
+class RunFollower:
+    """Remembers how far each segment of a run has been read.
+
+    New segments and attempts are found by themselves. A torn tail is read once the rest of it is there; if
+    that never comes, nothing but the tail is missing. A file that cannot be read raises nothing: `problems`
+    names it.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self.problems: dict[Path, str] = {}
+        self._run = run
+        self._readers: dict[Path, SegmentReader] = {}
+        self._passed: set[Path] = set()
+        self._attempts: dict[str, AttemptFolder] = {}
+
+    def newest(self, count: int, wanted: Callable[[Row], bool]) -> list[FollowedRow]:
+        """The last `count` rows that are wanted, in order, reading no more segments than that takes.
+
+        What is added later is what `added` begins with.
+        """
+        found: list[FollowedRow] = []
+        for attempt in reversed(self._known_attempts()):
+            missing = count - len(found)
+            rows = self._newest_of(attempt, missing, wanted, is_last=not self._readers)
+            found = [*(FollowedRow(attempt, row) for row in rows), *found]
+        return found
+
+    def added(self) -> Iterator[Logged]:
+        """Every record that was written since the last look, attempt by attempt."""
+        for attempt in self._known_attempts():
+            for path in segment_paths(attempt.folder):
+                if path not in self._passed:
+                    for record in self._read(path):
+                        yield Logged(attempt, record)
+
+    def _known_attempts(self) -> list[AttemptFolder]:
+        return [self._attempts.setdefault(attempt.id, attempt) for attempt in self._run.attempts]
+
+    def _newest_of(
+        self, attempt: AttemptFolder, count: int, wanted: Callable[[Row], bool], *, is_last: bool
+    ) -> list[Row]:
+        """The last rows of an attempt. The processes that share it (after a fork) are merged by time."""
+        streams = []
+        for paths in _by_writer(segment_paths(attempt.folder)):
+            stream: deque[Row] = deque(maxlen=max(0, count))
+            for path in reversed(paths):
+                may_grow = is_last and path == paths[-1]
+                if len(stream) < count or may_grow:
+                    rows = deque(filter(wanted, self._rows(path)), maxlen=count - len(stream))
+                    stream.extendleft(reversed(rows))
+                else:
+                    self._passed.add(path)
+            streams.append(stream)
+        merged = heapq.merge(*streams, key=lambda row: row.time_ns)
+        return list(deque(merged, maxlen=max(0, count)))
+
+    def _rows(self, path: Path) -> Iterator[Row]:
+        return (record for record in self._read(path) if isinstance(record, Row))
+
+    def _read(self, path: Path) -> Iterator[Record]:
+        """What is new in one segment."""
+        reader = self._readers.setdefault(path, SegmentReader(path))
+        with contextlib.suppress(FileNotFoundError):  # deleted, or not there yet: the next look tells
+            if path.stat().st_size == reader.offset:
+                return
+            try:
+                yield from reader.read()
+            except JournalError as error:
+                self.problems[path] = str(error)
+
+
+def _by_writer(paths: list[Path]) -> list[list[Path]]:
+    """The segments of each process, in order; one whose header cannot be read stands alone."""
+    writers: dict[int | Path, list[Path]] = {}
+    for path in paths:
+        header = read_header(path)
+        writers.setdefault(path if header is None else header.writer, []).append(path)
+    return list(writers.values())

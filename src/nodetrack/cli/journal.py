@@ -1,0 +1,242 @@
+"""`nodetrack journal cat | verify`: the journal itself, record by record and file by file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+from rich.text import Text
+
+from nodetrack.cli.command import FOUND_WRONG, AsJson, Folder, Project, ends_well, note, open_folder
+from nodetrack.cli.strict_json import json_line, json_text
+from nodetrack.cli.terminal import console, table
+from nodetrack.errors import JournalError, UsageError
+from nodetrack.journal.folder import AttemptFolder, RunFolder, TrackingFolder
+from nodetrack.journal.reader import SegmentReader
+from nodetrack.journal.recover import ATTEMPT_NAME, read_header
+from nodetrack.journal.segment import segment_paths
+from nodetrack.records import (
+    AttemptFinished,
+    AttemptStarted,
+    ConfigSet,
+    ConsoleLine,
+    Event,
+    Record,
+    Row,
+    RunEdited,
+    SummarySet,
+    SystemRow,
+)
+
+app = typer.Typer(
+    name="journal",
+    help="Look at the journal's records as they are, and check its files for damage.",
+    no_args_is_help=True,
+)
+
+_KINDS: Final[dict[type[Record], str]] = {
+    AttemptStarted: "attempt",
+    Row: "row",
+    ConfigSet: "config",
+    SummarySet: "summary",
+    RunEdited: "tags",
+    ConsoleLine: "console",
+    SystemRow: "system",
+    Event: "event",
+    AttemptFinished: "finish",
+}
+_KIND_NAMES: Final = ("header", *_KINDS.values())
+
+Target = Annotated[
+    str, typer.Argument(metavar="RUN_OR_FILE", help="A run as in other commands, or a segment file.")
+]
+Targets = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[RUN_OR_FILE]...", help="Runs or segment files. Default: every run."),
+]
+
+
+# ---------------------------------------------------------------------------------------------------
+# cat
+
+
+@app.command()
+@ends_well
+def cat(
+    target: Target,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND", help=f"Only records of this kind: {', '.join(_KIND_NAMES)}. Repeatable."
+        ),
+    ] = None,
+    project: Project = None,
+    folder: Folder = None,
+) -> None:
+    """Print the records, one JSON object a line, in the order in which they were written."""
+    kinds = set(kind or _KIND_NAMES)
+    if unknown := sorted(kinds - set(_KIND_NAMES)):
+        raise UsageError(f"There is no kind {unknown[0]!r}; there are {', '.join(_KIND_NAMES)}.")
+    for path, _ in _segments([target], folder, project):
+        for record in _records_of(path):
+            if record["kind"] in kinds:
+                typer.echo(json_line(record))
+
+
+def _records_of(path: Path) -> Iterator[dict[str, object]]:
+    """The records of a file as JSON objects, its header first; what could not be read is told at the end."""
+    header = read_header(path)
+    if header is not None:
+        yield {"file": str(path), "offset": 0, "kind": "header", **msgspec.structs.asdict(header)}
+    reader = SegmentReader(path)
+    for record in reader.read():
+        yield {"file": str(path), "offset": record.offset, "kind": _KINDS[type(record)], **_fields(record)}
+    lost = reader.damage.corrupt + reader.unnamed_rows
+    if lost:
+        note(f"{lost} damaged records of {path} were skipped.")
+
+
+def _fields(record: Record) -> dict[str, object]:
+    fields = {name: value for name, value in msgspec.structs.asdict(record).items() if name != "offset"}
+    if isinstance(record, Row | SystemRow):
+        del fields["names"]
+        fields["values"] = dict(zip(record.names, record.values, strict=True))
+    return fields
+
+
+# ---------------------------------------------------------------------------------------------------
+# verify
+
+
+class SegmentCheck(msgspec.Struct, frozen=True):
+    """What one file holds, and what of it cannot be read."""
+
+    file: str
+    records: int
+    rows: int
+    corrupt: int
+    torn_bytes: int
+    unnamed_rows: int
+    unknown_records: int
+    verdict: str
+    problem: str = ""
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether anything is lost. The tail that a running process is writing is not."""
+        return self.verdict not in ("ok", "growing")
+
+
+@app.command()
+@ends_well
+def verify(
+    targets: Targets = None, project: Project = None, folder: Folder = None, as_json: AsJson = False
+) -> None:
+    """Read every record and say what is damaged. Exit code 1 when anything is.
+
+    The tail that a running process is just writing is no damage.
+    """
+    checks = [_check(path, attempt) for path, attempt in _segments(targets, folder, project)]
+    damaged = sum(check.is_damaged for check in checks)
+    if as_json:
+        typer.echo(json_text({"files": msgspec.to_builtins(checks), "damaged_files": damaged}))
+    else:
+        _print_checks(checks, damaged)
+    if damaged:
+        raise typer.Exit(FOUND_WRONG)
+
+
+def _check(path: Path, attempt: AttemptFolder | None) -> SegmentCheck:
+    reader = SegmentReader(path)
+    records = rows = 0
+    problem = ""
+    try:
+        for record in reader.read():
+            records += 1
+            rows += isinstance(record, Row)
+    except (JournalError, OSError) as error:
+        problem = str(error)
+    return SegmentCheck(
+        file=str(path),
+        records=records,
+        rows=rows,
+        corrupt=reader.damage.corrupt,
+        torn_bytes=reader.damage.torn_bytes,
+        unnamed_rows=reader.unnamed_rows,
+        unknown_records=reader.unknown_records,
+        verdict="unreadable" if problem else _verdict(reader, attempt),
+        problem=problem,
+    )
+
+
+def _verdict(reader: SegmentReader, attempt: AttemptFolder | None) -> str:
+    if reader.damage.corrupt or reader.unnamed_rows:
+        return "damaged"
+    if not reader.damage.torn_bytes:
+        return "ok"
+    return "growing" if attempt is not None and _may_grow(reader, attempt) else "torn"
+
+
+def _may_grow(reader: SegmentReader, attempt: AttemptFolder) -> bool:
+    """Whether a process may be writing to the file: the attempt has not ended, and it is its writer's last."""
+    if attempt.state(attempt.finish_record()).state not in ("running", "stale"):
+        return False
+    writer = reader.header.writer if reader.header is not None else 0
+    later = [path for path in segment_paths(attempt.folder) if path.name > reader.path.name]
+    headers = [read_header(path) for path in later]
+    return all(header is None or header.writer != writer for header in headers)
+
+
+def _print_checks(checks: Sequence[SegmentCheck], damaged: int) -> None:
+    listed = table("file~", "records>", "rows>", "corrupt>", "torn bytes>", "unknown>", "verdict")
+    for check in checks:
+        verdict = Text(check.verdict, style="red" if check.is_damaged else "green")
+        corrupt = check.corrupt + check.unnamed_rows
+        counts = (check.records, check.rows, corrupt, check.torn_bytes, check.unknown_records)
+        listed.add_row(check.file, *map(str, counts), verdict)
+    screen = console()
+    if checks:
+        screen.print(listed)
+    files = f"{len(checks)} file{'' if len(checks) == 1 else 's'}"
+    screen.print(Text(f"{files}, {damaged or 'none'} damaged.", style="red" if damaged else "dim"))
+    for check in checks:
+        if check.problem:
+            note(check.problem)
+
+
+# ---------------------------------------------------------------------------------------------------
+# What is meant
+
+
+def _segments(
+    targets: Sequence[str] | None, folder: Path | None, project: str | None
+) -> Iterator[tuple[Path, AttemptFolder | None]]:
+    """The files of all targets, each with the attempt that it belongs to, if it lies in one."""
+    if not targets:
+        for run in open_folder(folder).runs(project):
+            yield from _segments_of(run)
+    tracking: TrackingFolder | None = None
+    for target in targets or ():
+        path = Path(target)
+        if path.is_file():
+            yield path, _attempt_around(path)
+        else:
+            tracking = tracking or open_folder(folder)
+            yield from _segments_of(tracking.find(target, project))
+
+
+def _segments_of(run: RunFolder) -> Iterator[tuple[Path, AttemptFolder | None]]:
+    for attempt in run.attempts:
+        for path in segment_paths(attempt.folder):
+            yield path, attempt
+
+
+def _attempt_around(path: Path) -> AttemptFolder | None:
+    folder = path.absolute().parent
+    if not ATTEMPT_NAME.fullmatch(folder.name):
+        return None
+    attempts = RunFolder(folder.parent, "").attempts
+    return next((attempt for attempt in attempts if attempt.id == folder.name), None)

@@ -1,0 +1,19 @@
+"""A row as JSON, in the one shape that every command prints it in."""
+
+from __future__ import annotations
+
+from nodetrack.cli.strict_json import Json, strict
+from nodetrack.journal.views import ViewRow
+
+
+def row_as_json(run: str, row: ViewRow) -> dict[str, Json]:
+    """The keys are always the same, in this order; metrics are sorted by name."""
+    return {
+        "run": run,
+        "step": row.step,
+        "time_ns": row.time_ns,
+        "version": row.version,
+        "attempt": row.attempt,
+        "context": dict(sorted(row.context.items())),
+        "values": {name: strict(row.values[name]) for name in sorted(row.values)},
+    }

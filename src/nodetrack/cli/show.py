@@ -1,0 +1,35 @@
+"""`nodetrack show`: one run, on one page."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from nodetrack.cli.command import AsJson, Folder, Project, RunName, ends_well, open_folder
+from nodetrack.cli.run_report import read_report
+from nodetrack.cli.show_page import print_page
+from nodetrack.cli.strict_json import json_text
+from nodetrack.cli.terminal import console
+
+
+@ends_well
+def show(
+    run: RunName,
+    all_attempts: Annotated[
+        bool, typer.Option("--all-attempts", help="Last values by attempt instead of by version.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Leave out nothing, however long the tables become.")
+    ] = False,
+    project: Project = None,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one run: how it stands, its attempts, its config, its last values, and what happened to it."""
+    report = read_report(open_folder(folder).find(run, project), by_attempt=all_attempts)
+    if as_json:
+        typer.echo(json_text(msgspec.to_builtins(report)))
+    else:
+        print_page(console(), report, everything=everything)

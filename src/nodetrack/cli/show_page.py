@@ -1,0 +1,261 @@
+"""The page that `nodetrack show` prints: readable on 80 columns, and never longer than a person reads.
+
+Each part shows a bounded number of lines and says how many it leaves out; `everything` lifts all bounds.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from nodetrack.cli.run_report import AttemptReport, EventReport, LastValues, RunReport
+from nodetrack.cli.strict_json import json_line
+from nodetrack.cli.terminal import ago, duration, event_text, moment, printable, state_text, table, value_text
+from nodetrack.records import JsonValue, StoredValue
+
+#: The most lines of a part, and the most columns of values.
+_LINES: Final = 40
+_FEW_LINES: Final = 10
+_VALUE_COLUMNS: Final = 4
+
+
+def print_page(screen: Console, report: RunReport, *, everything: bool) -> None:
+    """Print the parts that have something to say, one below the other."""
+    screen.print(_headline(report))
+    screen.print(_facts(report))
+    for title, content in _parts(report, everything):
+        screen.print()
+        screen.print(Text(title, style="bold"))
+        for item in content:
+            screen.print(item)
+
+
+def _parts(report: RunReport, everything: bool) -> Iterator[tuple[str, list[RenderableType]]]:
+    most, few = (10**9, 10**9) if everything else (_LINES, _FEW_LINES)
+    yield "Attempts", _attempts(report.attempts, few)
+    if any(attempt.config_changes for attempt in report.attempts):
+        yield "Config changes", _config_changes(report.attempts, few)
+    if report.config:
+        yield "Config", _config(report.config, most)
+    if report.last_values or report.summary:
+        yield "Last values", _values(report, most, 10**9 if everything else _VALUE_COLUMNS)
+    events = [event for event in report.events if event.event != "define_metric"]
+    if events:
+        yield "Events", _events(events, few)
+    if report.nonfinite:
+        yield "Values that are not finite", _nonfinite(report.nonfinite, few)
+    damage = list(_damage(report.damage))
+    if damage:
+        yield "Damage", [Text(printable(line), style="red") for line in damage]
+
+
+def _left_out(count: int, what: str) -> list[RenderableType]:
+    """The line that says what is not shown, if anything is."""
+    if count <= 0:
+        return []
+    return [Text(f"{count} {what}{'s' if count > 1 else ''} left out: --all shows all.", style="dim")]
+
+
+# ---------------------------------------------------------------------------------------------------
+# Who it is
+
+
+def _headline(report: RunReport) -> Text:
+    run = report.run
+    line = Text(printable(str(run["name"])), style="bold").append("  ")
+    line.append_text(state_text(str(run["state"]), str(run["reason"])))
+    line.append(
+        f"\nrun {run['run']}, {run['role']} {run['uid']} of project {run['project']} ({run['environment']})",
+        style="dim",
+    )
+    return line
+
+
+def _facts(report: RunReport) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, value in _labelled_facts(report):
+        if value:
+            grid.add_row(label, printable(value))
+    return grid
+
+
+def _labelled_facts(report: RunReport) -> Iterator[tuple[str, str]]:
+    run, last = report.run, report.attempts[-1]
+    yield "version", _versions(str(run["version"]), run["versions"])
+    yield "commit", _commit(last.git)
+    yield "host", last.host + (f", process {last.pid}" if last.pid else "")
+    yield "command", shlex.join(last.command)
+    yield "started", f"{moment(report.attempts[0].started_ns)} ({ago(report.attempts[0].started_ns)})"
+    yield "ran", f"{duration(report.duration_seconds)} in {_counted(len(report.attempts), 'attempt')}"
+    yield "logged", f"{_counted(report.rows, 'row')}, next step {run['step']}"
+    yield "group", str(run["group"] or "")
+    yield "job type", str(run["job_type"] or "")
+    yield "tags", " ".join(_texts(run["tags"]))
+    yield "notes", str(run["notes"] or "")
+    yield "replaces", str(run["previous_run"] or "")
+
+
+def _versions(current: str, all_versions: JsonValue) -> str:
+    others = [version for version in _texts(all_versions) if version != current]
+    return f"{current} (also {', '.join(others)})" if others else current
+
+
+def _commit(git: Mapping[str, JsonValue] | None) -> str:
+    if not git or not git.get("commit"):
+        return ""
+    branch = f" on {git['branch']}" if git.get("branch") else ""
+    return f"{str(git['commit'])[:12]}{branch}{', with uncommitted changes' if git.get('dirty') else ''}"
+
+
+def _texts(value: JsonValue) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, Sequence) else []
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+# ---------------------------------------------------------------------------------------------------
+# Attempts and config
+
+
+def _attempts(attempts: Sequence[AttemptReport], most: int) -> list[RenderableType]:
+    shown = attempts[-most:]
+    listed = table("attempt", "version", "host", "from step>", "started>", "ran>", "state~")
+    for attempt in shown:
+        listed.add_row(
+            attempt.attempt,
+            attempt.version,
+            printable(attempt.host),
+            str(attempt.starting_step),
+            ago(attempt.started_ns),
+            duration(attempt.duration_seconds),
+            state_text(attempt.state, attempt.reason),
+        )
+    return [listed, *_left_out(len(attempts) - len(shown), "earlier attempt")]
+
+
+def _config_changes(attempts: Sequence[AttemptReport], most: int) -> list[RenderableType]:
+    changes = [
+        (attempt.attempt, key, pair) for attempt in attempts for key, pair in attempt.config_changes.items()
+    ]
+    shown = changes[-most:]
+    listed = table("attempt", "key~", "before~", "", "since~")
+    for attempt_id, key, (before, since) in shown:
+        listed.add_row(attempt_id, printable(key), _json(before), "→", _json(since))
+    return [listed, *_left_out(len(changes) - len(shown), "earlier change")]
+
+
+def _config(config: Mapping[str, JsonValue], most: int) -> list[RenderableType]:
+    tree = Tree("", hide_root=True, guide_style="dim")
+    left_out = _grow(tree, config, most)[1]
+    return [tree, *_left_out(left_out, "more value")]
+
+
+def _grow(tree: Tree, values: Mapping[str, JsonValue], room: int) -> tuple[int, int]:
+    """Adds the values as branches while there is room. Returns the room left, and how many found none."""
+    left_out = 0
+    for key, value in values.items():
+        branch = Text(printable(key))
+        if isinstance(value, Mapping) and value:
+            inner = tree.add(branch) if room > 0 else tree
+            room, inside = _grow(inner, value, room - 1)
+            left_out += inside
+        elif room > 0:
+            tree.add(branch.append(" ").append(_json(value), style="cyan"))
+            room -= 1
+        else:
+            left_out += 1
+    return room, left_out
+
+
+def _json(value: JsonValue) -> str:
+    return printable(json_line(value))
+
+
+# ---------------------------------------------------------------------------------------------------
+# Values and events
+
+
+def _values(report: RunReport, most: int, most_columns: int) -> list[RenderableType]:
+    columns = report.last_values_of[-most_columns:]
+    lines = _value_lines(report, columns)
+    shown = lines[:most]
+    titles = [*columns, "summary"] if _has_own_summary(report) else columns
+    listed = table("metric~", *(f"{title}>" for title in titles))
+    for name, cells in shown:
+        listed.add_row(name, *cells[: len(titles)])
+    return [
+        listed,
+        *_left_out(len(lines) - len(shown), "more metric"),
+        *_left_out(len(report.last_values_of) - len(columns), f"earlier {report.last_values_by}"),
+    ]
+
+
+def _value_lines(report: RunReport, columns: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """For each series its name, its value in each column and its summary; then what only the summary has."""
+    lines = []
+    for line in report.last_values:
+        cells = [_value(line.values.get(column)) for column in columns]
+        lines.append((_series_name(line), [*cells, _value(report.summary.get(line.metric))]))
+    logged = {line.metric for line in report.last_values}
+    for name, value in sorted(report.summary.items()):
+        if name not in logged:
+            lines.append((printable(name), [*("" for _ in columns), _value(value)]))
+    return lines
+
+
+def _series_name(line: LastValues) -> str:
+    context = " ".join(f"{key}={value}" for key, value in line.context.items())
+    return printable(f"{line.metric} [{context}]" if context else line.metric)
+
+
+def _value(value: StoredValue | JsonValue) -> str:
+    if value is None:
+        return ""
+    return value_text(value) if isinstance(value, int | float | Mapping) else _json(value)
+
+
+def _has_own_summary(report: RunReport) -> bool:
+    """Whether the summary says anything that the last values do not."""
+    last: dict[str, list[StoredValue]] = {}
+    for line in report.last_values:
+        last.setdefault(line.metric, []).extend(line.values.values())
+    return any(value not in last.get(name, ()) for name, value in report.summary.items())
+
+
+def _events(events: Sequence[EventReport], most: int) -> list[RenderableType]:
+    shown = events[-most:]
+    listed = table("when>", "attempt", "event", "what~")
+    for event in shown:
+        listed.add_row(
+            ago(event.time_ns), event.attempt, printable(event.event), event_text(event.event, event.data)
+        )
+    return [listed, *_left_out(len(events) - len(shown), "earlier event")]
+
+
+def _nonfinite(counts: Mapping[str, int], most: int) -> list[RenderableType]:
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    listed = table("metric~", "values>")
+    for name, count in ordered[:most]:
+        listed.add_row(printable(name), str(count))
+    return [listed, *_left_out(len(ordered) - most, "more metric")]
+
+
+def _damage(damage: Mapping[str, JsonValue]) -> Iterator[str]:
+    """What could not be read. A torn tail may be growing, so it is left to `journal verify` to judge."""
+    if damage["corrupt"]:
+        yield f"{damage['corrupt']} damaged records were skipped: `nodetrack journal verify` names the files."
+    if damage["unnamed_rows"]:
+        yield f"{damage['unnamed_rows']} rows were skipped because the record of their names is damaged."
+    if damage["unknown_records"]:
+        yield f"{damage['unknown_records']} records are of a kind that a later nodetrack writes."
+    yield from _texts(damage["problems"])
