@@ -50,6 +50,14 @@ def global_norm(tensors: Mapping[str, Tensor]) -> float:
     return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors.values()))
 
 
+def is_sound(sparse: Mapping[str, SparseTensor], parameters: Mapping[str, Tensor]) -> bool:
+    """Whether it is a change of these parameters, and a finite one: one NaN spoils a whole average."""
+    shapes = {name: tensor["shape"] for name, tensor in sparse.items()}
+    return shapes == {name: list(parameter.shape) for name, parameter in parameters.items()} and all(
+        bool(tensor["values"].isfinite().all()) for tensor in sparse.values()
+    )
+
+
 def sparse_bytes(sparse: Mapping[str, SparseTensor]) -> int:
     """How many bytes of positions and values are sent."""
     return sum(tensor["positions"].nbytes + tensor["values"].nbytes for tensor in sparse.values())

@@ -14,6 +14,7 @@ already closed is never read.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ from typing import TypedDict, cast
 from nodetrack.demo.compression import SparseTensor, Tensors
 from nodetrack.demo.life_line import LifeLine
 from nodetrack.demo.torch_files import load_tensors, save_atomically
+
+logger = logging.getLogger("nodetrack")
 
 POLL_SECONDS = 0.05
 EMPTY_WINDOW_SECONDS = 120.0
@@ -56,7 +59,7 @@ class Exchange:
 
         The deadline is for the others: once the first contribution is in, they have `patience_seconds`, or
         half the time that the first one took if that is longer. So a dead miner cannot hold up the window, on
-        a fast machine or a slow one. A file that no miner of this demo wrote is left out.
+        a fast machine or a slow one. A file that no miner of this demo can have written is left out.
         """
         self._wait_for_contributions(window, expected, patience_seconds, life_line)
         present = sorted(self.contributors(window) & set(expected))
@@ -137,6 +140,11 @@ class Exchange:
                 return
 
     def _read(self, window: int, miner: str) -> Contribution | None:
-        contribution = load_tensors(self._window(window) / f"{miner}.pt")
+        path = self._window(window) / f"{miner}.pt"
+        try:
+            contribution = load_tensors(path)
+        except Exception as error:  # whatever a miner's bytes make torch raise must not end the validator
+            logger.warning("%s cannot be read and is left out: %s.", path, type(error).__name__)
+            return None
         is_ours = isinstance(contribution, Mapping) and contribution.get("window") == window
         return cast("Contribution", contribution) if is_ours else None

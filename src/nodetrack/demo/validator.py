@@ -13,7 +13,7 @@ import torch
 
 from nodetrack.demo.batches import as_tokens, sample_batch, seeded_generator
 from nodetrack.demo.checkpoint import Checkpoint
-from nodetrack.demo.compression import Tensors, decompress, global_norm
+from nodetrack.demo.compression import Tensors, decompress, global_norm, is_sound
 from nodetrack.demo.corpus import load_corpus
 from nodetrack.demo.exchange import Contribution, Exchange
 from nodetrack.demo.life_line import LifeLine
@@ -72,9 +72,7 @@ class Validator:
         """One window; returns the loss after it, or `loss_before` when interrupted."""
         window, opened_at = self.next_window, time.monotonic()
         self.exchange.open_window(window, self.parameters)
-        contributions = self.exchange.gather(
-            window, self.miners, self.hparams.validator.gather_timeout_seconds, life_line
-        )
+        contributions = self._gather(window, life_line)
         if life_line.is_cut():
             return loss_before
         self.exchange.close_window(window)
@@ -85,6 +83,12 @@ class Validator:
         self._log(window, loss, loss_before, scores, gathered_seconds, update_norm)
         self._go_on_after(window)
         return loss
+
+    def _gather(self, window: int, life_line: LifeLine) -> list[Contribution]:
+        """The window's contributions, unsound ones left out: a validator must not be spoilt by a miner."""
+        patience_seconds = self.hparams.validator.gather_timeout_seconds
+        gathered = self.exchange.gather(window, self.miners, patience_seconds, life_line)
+        return [item for item in gathered if is_sound(item["pseudo_gradient"], self.parameters)]
 
     def _loss_alone(self, contribution: Contribution) -> float:
         return self.evaluate(alone(self.parameters, decompress(contribution["pseudo_gradient"])))
