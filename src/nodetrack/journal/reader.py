@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 
 from nodetrack.errors import JournalError
-from nodetrack.journal.segment import MAGIC, Damage, decode_header, scan_frames
+from nodetrack.journal.segment import MAGIC, Damage, decode_header, find_frame, scan_frames
 from nodetrack.records import (
     AttemptFinished,
     AttemptStarted,
@@ -27,7 +27,7 @@ from nodetrack.records import (
 )
 
 _Names = tuple[tuple[str, ...], Mapping[str, str]]
-_decode = msgspec.msgpack.Decoder().decode
+_decode: Callable[[bytes], list[object]] = msgspec.msgpack.Decoder(list).decode
 _KEYSET = int(Kind.KEYSET)
 
 
@@ -98,7 +98,8 @@ class SegmentReader:
             file.seek(start)
             data = file.read()
         found = None
-        for offset, begin, end in scan_frames(data, 0, Damage()):
+        first = find_frame(data, 0)  # the look may begin in the middle of a record
+        for offset, begin, end in scan_frames(data, len(data) if first is None else first, Damage()):
             if data[begin] & 0xF0 == 0x90 and data[begin + 1 : begin + 2] == bytes((Kind.FINISH,)):
                 record = self._record(start + offset, data[begin:end])
                 found = record if isinstance(record, AttemptFinished) else found
@@ -109,8 +110,8 @@ class SegmentReader:
             self.header = decode_header(payload, self.path)
             return None
         try:
-            return self._made(offset, cast("list[object]", _decode(payload)))
-        except (msgspec.DecodeError, TypeError, ValueError, IndexError):
+            return self._made(offset, _decode(payload))
+        except (msgspec.DecodeError, TypeError, ValueError, IndexError, RecursionError):
             self.damage.corrupt += 1  # whole, but not as any version writes it
             return None
 

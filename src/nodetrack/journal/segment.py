@@ -1,13 +1,14 @@
 """The segment file: a magic, then frames. `docs/journal-format.md` describes it byte by byte.
 
-    segment = magic frame frame …          frame = 257·length(u32 LE) crc32(u32 LE) payload(length bytes)
+    segment = magic frame frame …          frame = 263·length(u32 LE) crc32(u32 LE) payload(length bytes)
 
 The first frame's payload is the header, a MessagePack map; every later payload is a MessagePack array of
 two to fifteen items whose first item is the kind (`records.Kind`). The CRC is zlib's, over the payload.
 
 Why frames and not lines: a torn tail or a flipped byte costs the records that it touches and no other.
-Why 257 times the length: no change of one byte makes another multiple of 257, so a reader knows whether
-the length or the payload was damaged, and whether the last frame is torn or only claims to reach so far.
+Why 263 times the length: no change of one byte makes another multiple of 263, and no four equal bytes are
+one, so a reader knows whether the length or the payload was damaged, and whether the last frame is torn or
+only claims to reach so far.
 What is not promised: that two segments can be concatenated, or that a frame never spans a page.
 """
 
@@ -28,8 +29,8 @@ from nodetrack.records import SegmentHeader
 MAGIC: Final = b"\x89NTJ\r\n\x1a\n"  # like PNG's: shows a transfer that touched line ends or the eighth bit
 SCHEMA_VERSION: Final = 1
 FRAME_HEAD: Final = struct.Struct("<II")
-LENGTH_FACTOR: Final = 257
-MAX_PAYLOAD_BYTES: Final = 16_000_000  # 257 times as much still fits into 32 bits
+LENGTH_FACTOR: Final = 263
+MAX_PAYLOAD_BYTES: Final = 16_000_000  # 263 times as much still fits into 32 bits
 SEGMENT_NAME: Final = re.compile(r"segment-(\d{6,})\.ntj")
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -141,7 +142,7 @@ def scan_frames(data: bytes, start: int, damage: Damage) -> Iterator[tuple[int, 
             continue
         if believed and stop >= end:  # torn or still being written: its values are not searched for frames
             break
-        following = _next_frame(data, offset, stop if believed else None)
+        following = stop if believed and _is_frame(data, stop) else find_frame(data, offset + 1)
         if following is None:
             break
         damage.corrupt += 1
@@ -149,11 +150,9 @@ def scan_frames(data: bytes, start: int, damage: Damage) -> Iterator[tuple[int, 
     damage.torn_bytes = end - offset
 
 
-def _next_frame(data: bytes, damaged: int, believed_end: int | None) -> int | None:
-    """Where the next whole frame behind a damaged one begins; None if there is none (yet)."""
-    if believed_end is not None and _is_frame(data, believed_end):
-        return believed_end
-    for payload in _PAYLOAD_START.finditer(data, damaged + FRAME_HEAD.size + 1):
+def find_frame(data: bytes, start: int) -> int | None:
+    """The first place at or behind `start` where a whole frame other than the header stands; None if none."""
+    for payload in _PAYLOAD_START.finditer(data, start + FRAME_HEAD.size):
         if _is_frame(data, payload.start() - FRAME_HEAD.size):
             return payload.start() - FRAME_HEAD.size
     return None
