@@ -58,22 +58,19 @@ def _cost(samples: list[int], yardstick: list[int]) -> Cost:
 
 
 def _topic(pace: str, title: str, costs: dict[tuple[str, str], list[Cost]]) -> Topic:
-    topic = Topic(title, _METHOD, _COLUMNS)
+    topic = Topic(title, _METHOD, _COLUMNS if pace == "full speed" else _COLUMNS[:-1])
     names = {_YARDSTICK: _YARDSTICK, **{name: TITLES[name] for name in PEERS}}
     for name, shown in names.items():
         for width in WIDTHS:
             cost = _over_rounds(costs[name, f"{pace}/{width}"])
-            goal = _goal(cost) if (name, width, pace) == ("nodetrack", 10, "full speed") else ""
-            topic.add(
-                shown,
-                str(width),
-                f"{cost.p50:.1f}",
-                f"{cost.p99:.1f}",
-                f"{cost.worst / 1e3:.1f}",
-                f"{cost.ratio:.3g}" if cost.ratio < 100 else f"{cost.ratio:.0f}",
-                goal,
-            )
+            goal = [_goal(cost)] if (name, width, pace) == ("nodetrack", 10, "full speed") else []
+            topic.add(shown, str(width), *_cells(cost), *goal)
     return topic
+
+
+def _cells(cost: Cost) -> tuple[str, ...]:
+    ratio = f"{cost.ratio:.2f}" if cost.ratio < 10 else f"{cost.ratio:.0f}"
+    return f"{cost.p50:.1f}", f"{cost.p99:.1f}", f"{cost.worst / 1e3:.1f}", ratio
 
 
 def _over_rounds(rounds: list[Cost]) -> Cost:

@@ -45,7 +45,11 @@ class Topic:
             text = number in (0, len(self.columns) - 1)
             table.add_column(column, justify="left" if text else "right", no_wrap=number == 0)
         for row in self.rows:
-            table.add_row(*row, style="bold" if row[0].startswith("nodetrack") else None)
+            table.add_row(
+                *row[:-1],
+                row[-1].replace(", ", "\n"),
+                style="bold" if row[0].startswith("nodetrack") else None,
+            )
         console.print(table, "")
 
     def markdown(self) -> str:

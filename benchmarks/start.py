@@ -39,13 +39,16 @@ def topics(console: Console) -> list[Topic]:
     """Time, then memory."""
     imports = _import_milliseconds(console)
     starts: dict[str, list[dict[str, Stage]]] = {name: [] for name in PEERS}
-    shares = []
+    shares: list[dict[str, Stage]] = []
+    beside_torch: list[dict[str, Stage]] = []
     for number in range(_ROUNDS):
         console.print(f"start, round {number + 1} of {_ROUNDS}", style="dim")
         for name, rounds in starts.items():
             rounds.append(_start(name))
-        shares.append(_added(_start("nodetrack", _PYDANTIC), "before"))
-    return [_time_topic(imports, starts), _memory_topic(starts, statistics.median(shares))]
+        shares.append(_start("nodetrack", _PYDANTIC))
+        beside_torch.append(_start("nodetrack", "import torch"))
+    pydantic = statistics.median(_added(stages, "before") for stages in shares)
+    return [_time_topic(imports, starts), _memory_topic(starts, pydantic, beside_torch)]
 
 
 # -- the tables -----------------------------------------------------------------------------------------
@@ -66,7 +69,9 @@ def _time_topic(imports: Mapping[str, float], starts: Mapping[str, list[dict[str
     return topic
 
 
-def _memory_topic(starts: Mapping[str, list[dict[str, Stage]]], pydantic: float) -> Topic:
+def _memory_topic(
+    starts: Mapping[str, list[dict[str, Stage]]], pydantic: float, beside_torch: list[dict[str, Stage]]
+) -> Topic:
     topic = Topic(
         "Memory added to the training process",
         "Resident megabytes over an interpreter that imports nothing, after the first run has started; "
@@ -75,16 +80,21 @@ def _memory_topic(starts: Mapping[str, list[dict[str, Stage]]], pydantic: float)
         ("tracker", "import MB", "first run MB", "together MB", "helpers MB", "target"),
     )
     for name, rounds in starts.items():
-        parts = [
-            statistics.median(_added(stages, stage) for stages in rounds) for stage in ("import", "init")
-        ]
-        helpers = statistics.median(stages["init"]["helpers"] for stages in rounds)
-        goal = f"together {target(sum(parts), 25)}" if name == "nodetrack" else ""
-        cells = [f"{value:.1f}" for value in (*parts, sum(parts), helpers)]
+        cells = _memory_cells(rounds)
+        goal = f"together {target(float(cells[2]), 25)}" if name == "nodetrack" else ""
         topic.add(TITLES[name], *cells, goal)
         if name == "nodetrack":
-            topic.add("  of which pydantic", "", "", f"{pydantic:.1f}")
+            topic.add("… of which pydantic", "", "", f"{pydantic:.1f}")
+            topic.add("… after `import torch`", *_memory_cells(beside_torch))
     return topic
+
+
+def _memory_cells(rounds: list[dict[str, Stage]]) -> list[str]:
+    """Megabytes that the import and the first run add, both together, and those of the helpers."""
+    imports = statistics.median(_added(stages, "import") for stages in rounds)
+    inits = statistics.median(_added(stages, "init") for stages in rounds)
+    helpers = statistics.median(stages["init"]["helpers"] for stages in rounds)
+    return [f"{value:.1f}" for value in (imports, inits, imports + inits, helpers)]
 
 
 def _added(stages: Mapping[str, Stage], stage: str) -> float:
