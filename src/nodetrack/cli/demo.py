@@ -7,6 +7,7 @@ output; with `--json` the closing report does, and what happens goes to standard
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from nodetrack.cli.command import FOUND_WRONG, INTERRUPTED, ends_well, note
 from nodetrack.cli.strict_json import json_text
@@ -47,6 +49,9 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a hyper-parameter; may be repeated."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the closing report as JSON.")]
+
+
+NEXT_COMMANDS = ("runs", "show miner-0", "tail validator-0")
 
 
 @ends_well
@@ -125,21 +130,17 @@ def _note_on(cleared: bool) -> str:
 
 
 def _print_report(report: DemoReport, console: Console) -> None:
-    tables = (_runs_table(report), _metrics_table(report))
+    runs, values = _runs_table(report), _metrics_table(report)
     remarks = [*map(_kill_text, report.kills), _conclusion(report)]
     done = f"Done in {report.seconds:.0f} s. Everything lies in {report.folder}. Try next:"
-    commands = [
-        f"  nodetrack {command} --dir {report.journals}"
-        for command in ("runs", "show miner-0", "tail validator-0")
-    ]
-    for part in ("", tables[0], "", tables[1], "", *remarks, "", done, *commands):
-        console.print(part, soft_wrap=isinstance(part, str))
+    commands = [f"  nodetrack {command} --dir {shlex.quote(report.journals)}" for command in NEXT_COMMANDS]
+    head, middle = Text("Runs", style="bold"), Text("Last values by version", style="bold")
+    for part in ("", head, runs, "", middle, values, "", *remarks, "", done, *commands):
+        console.print(part, soft_wrap=not isinstance(part, Table))
 
 
 def _runs_table(report: DemoReport) -> Table:
-    runs = table("Runs")
-    for heading in ("role", "uid", "run id", "attempt", "version", "state", ""):
-        runs.add_column(heading)
+    runs = table("role", "uid", "run id", "attempt>", "version", "state", "reason~")
     for run in report.runs:
         node = (run.role, run.uid, run.run)
         for attempt in run.attempts:
@@ -150,11 +151,7 @@ def _runs_table(report: DemoReport) -> Table:
 
 
 def _metrics_table(report: DemoReport) -> Table:
-    values = table("Last values by version")
-    values.add_column("node")
-    values.add_column("metric")
-    for version in VERSIONS:
-        values.add_column(version, justify="right")
+    values = table("node", "metric", *(f"{version}>" for version in VERSIONS))
     for line in report.metrics:
         values.add_row(line.node, line.metric, *(_last(line.last.get(version)) for version in VERSIONS))
     return values
