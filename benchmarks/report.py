@@ -17,11 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 _PACKAGES: Final = ("nodetrack", "msgspec", "pydantic", "wandb", "trackio", "tensorboard", "torch")
+#: Columns of words; all others are numbers.
+_WORDS: Final = ("tracker", "target")
 
 
 @dataclass
 class Topic:
-    """What was measured about one thing. The last column says what nodetrack shall reach, and if it did."""
+    """What was measured about one thing; a column `target` says what nodetrack shall reach, and if it did."""
 
     title: str
     method: str
@@ -41,9 +43,10 @@ class Topic:
             caption_justify="left",
             box=box.SIMPLE_HEAD,
         )
-        for number, column in enumerate(self.columns):
-            text = number in (0, len(self.columns) - 1)
-            table.add_column(column, justify="left" if text else "right", no_wrap=number == 0)
+        for column in self.columns:
+            table.add_column(
+                column, justify="left" if column in _WORDS else "right", no_wrap=column == "tracker"
+            )
         for row in self.rows:
             table.add_row(
                 *row[:-1],
@@ -54,10 +57,8 @@ class Topic:
 
     def markdown(self) -> str:
         """The same for a page."""
-        rule = [
-            "---" if number in (0, len(self.columns) - 1) else "---:" for number in range(len(self.columns))
-        ]
-        lines = [self.columns, tuple(rule), *self.rows]
+        rule = ["---" if column in _WORDS else "---:" for column in self.columns]
+        lines = [self.columns, rule, *self.rows]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return f"## {self.title}\n\n{self.method}\n\n{table}\n"
 
