@@ -9,14 +9,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from nodetrack.errors import HparamsError, MissingExtraError
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, PreTrainedTokenizerBase
-
-    from nodetrack.hparams.namespace import Namespace
 
 _KEY_NEEDED = {"tokenizer": "tokenizer_name_or_path", "model_config": "hidden_size"}
 
@@ -40,12 +39,12 @@ class Built:
     value: object
 
 
-def can_build(namespace: Namespace, name: str) -> bool:
+def can_build(namespace: SimpleNamespace, name: str) -> bool:
     """Whether the namespace holds the key that this lazy attribute starts from."""
     return _KEY_NEEDED[name] in vars(namespace)
 
 
-def build(namespace: Namespace, name: str, cache: dict[str, Built]) -> object:
+def build(namespace: SimpleNamespace, name: str, cache: dict[str, Built]) -> object:
     """The lazy attribute: from the cache while the values it was built from are the same."""
     inputs = {key: vars(namespace).get(key) for key in _inputs(name)}
     known = cache.get(name)
@@ -59,7 +58,7 @@ def _inputs(name: str) -> tuple[str, ...]:
     return tokenizer if name == "tokenizer" else (*_CONFIG_KEYS, "vocab_size", *tokenizer)
 
 
-def _tokenizer(namespace: Namespace) -> PreTrainedTokenizerBase:
+def _tokenizer(namespace: SimpleNamespace) -> PreTrainedTokenizerBase:
     """Raises `HparamsError` when no tokenizer is named or it cannot be loaded."""
     source = namespace.tokenizer_name_or_path
     if source is None:
@@ -74,7 +73,7 @@ def _tokenizer(namespace: Namespace) -> PreTrainedTokenizerBase:
         raise _error(f"No tokenizer could be loaded from {source!r}: {_first_line(error)}") from error
 
 
-def _model_config(namespace: Namespace) -> LlamaConfig:
+def _model_config(namespace: SimpleNamespace) -> LlamaConfig:
     """Raises `HparamsError` when the values do not make a model."""
     try:
         from transformers import LlamaConfig
@@ -89,7 +88,7 @@ def _model_config(namespace: Namespace) -> LlamaConfig:
         raise _error(f"These hyper-parameters make no LlamaConfig: {_last_line(error)}") from error
 
 
-def _vocab_size(namespace: Namespace) -> int:
+def _vocab_size(namespace: SimpleNamespace) -> int:
     """The given size, or the tokenizer's; a size too small for the tokenizer would fail in training."""
     given = vars(namespace).get("vocab_size")
     if vars(namespace).get("tokenizer_name_or_path") is None:
@@ -117,4 +116,4 @@ def _last_line(error: Exception) -> str:
     return str(error).strip().rpartition("\n")[2].strip()
 
 
-_BUILDERS: dict[str, Callable[[Namespace], object]] = {"tokenizer": _tokenizer, "model_config": _model_config}
+_BUILDERS: dict[str, Callable[[SimpleNamespace], object]] = {"tokenizer": _tokenizer, "model_config": _model_config}
