@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from nodetrack import Run
 from nodetrack.demo.batches import as_tokens
 from nodetrack.demo.checkpoint import Checkpoint
 from nodetrack.demo.compression import Compressed, Tensors, compress, global_norm, sparse_bytes
@@ -24,7 +25,6 @@ from nodetrack.demo.model import build_model
 from nodetrack.demo.releases import load_release
 from nodetrack.demo.shape import ModelShape
 from nodetrack.hparams.namespace import Namespace
-from nodetrack.live_run import Run
 
 
 class Miner:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from nodetrack.demo.shape import ModelShape
 
 INITIAL_SPREAD = 0.02
+_ACTIVATIONS = {"silu": nn.SiLU, "gelu": nn.GELU, "relu": nn.ReLU}
 
 
 class Attention(nn.Module):
@@ -42,7 +43,7 @@ class Block(nn.Module):
         self.network_norm = nn.LayerNorm(shape.hidden_size)
         self.network = nn.Sequential(
             nn.Linear(shape.hidden_size, shape.intermediate_size),
-            nn.GELU(),
+            _ACTIVATIONS[shape.activation_function](),
             nn.Linear(shape.intermediate_size, shape.hidden_size),
         )
 

@@ -9,6 +9,7 @@ from nodetrack.hparams.namespace import Namespace
 
 LARGEST_MODEL = 20_000_000
 """Parameters. Beyond it a window would take minutes on two cores."""
+ACTIVATIONS = ("silu", "gelu", "relu")
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class ModelShape:
     num_hidden_layers: int
     num_attention_heads: int
     intermediate_size: int
+    activation_function: str = "silu"
 
     @classmethod
     def from_hparams(cls, hparams: Namespace) -> ModelShape:
@@ -32,6 +34,7 @@ class ModelShape:
             num_hidden_layers=hparams.num_hidden_layers,
             num_attention_heads=hparams.num_attention_heads,
             intermediate_size=hparams.intermediate_size,
+            activation_function=hparams.activation_function,
         )
         shape.check()
         return shape
@@ -47,13 +50,18 @@ class ModelShape:
         return embeddings + self.num_hidden_layers * (attention + network + norms) + 2 * size
 
     def check(self) -> None:
-        """Raises DemoError when the shape does not fit bytes, its own heads, or two cores."""
+        """Raises DemoError for a shape that does not fit bytes, its own heads, or two cores."""
         if self.vocab_size < 256:
             raise DemoError(f"The demo's tokens are bytes: vocab_size is {self.vocab_size} and must be 256.")
         if self.hidden_size % self.num_attention_heads:
             raise DemoError(
                 f"hidden_size {self.hidden_size} cannot be split over {self.num_attention_heads} heads: "
                 "make it a multiple of num_attention_heads."
+            )
+        if self.activation_function not in ACTIVATIONS:
+            raise DemoError(
+                f"The demo's model has no activation_function {self.activation_function!r}; "
+                f"it knows {', '.join(ACTIVATIONS)}."
             )
         if self.parameters > LARGEST_MODEL:
             raise DemoError(

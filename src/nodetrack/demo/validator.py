@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 import torch
 
+from nodetrack import Run
 from nodetrack.demo.batches import as_tokens, sample_batch, seeded_generator
 from nodetrack.demo.checkpoint import Checkpoint
 from nodetrack.demo.compression import Tensors, decompress, global_norm, is_sound
@@ -21,7 +22,6 @@ from nodetrack.demo.model import build_model
 from nodetrack.demo.outer import OuterStep, alone, average, zeros_like
 from nodetrack.demo.shape import ModelShape
 from nodetrack.hparams.namespace import Namespace
-from nodetrack.live_run import Run
 
 START_UP_SECONDS = 60.0
 """How long the first window waits for miners to be ready; a window's own deadline is much shorter."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -57,6 +58,7 @@ def test_the_demos_own_hyper_parameters_make_a_model_for_two_cores() -> None:
         ({"vocab_size": 32000, "hidden_size": 4096}, "million parameters"),
         ({"vocab_size": 100}, "vocab_size"),
         ({"num_attention_heads": 5}, "num_attention_heads"),
+        ({"activation_function": "swish2"}, "silu, gelu, relu"),
     ],
 )
 def test_a_shape_that_cannot_be_trained_here_is_an_error_that_says_what_to_change(
@@ -64,6 +66,14 @@ def test_a_shape_that_cannot_be_trained_here_is_an_error_that_says_what_to_chang
 ) -> None:
     with pytest.raises(DemoError, match=words):
         ModelShape.from_hparams(create_namespace({**DemoHparams().model_dump(), **wrong}))
+
+
+def test_the_activation_is_the_one_asked_for() -> None:
+    tokens = torch.randint(256, (1, 16))
+    silu, relu = (
+        build_model(dataclasses.replace(TINY, activation_function=name), 0) for name in ("silu", "relu")
+    )
+    assert not torch.allclose(silu(tokens), relu(tokens))
 
 
 def test_a_vocabulary_left_open_is_bytes() -> None:
