@@ -185,16 +185,14 @@ class JournalWriter:
             return
         try:
             done = _write(self._fd, framed)
+            if done != len(framed):
+                _write_all(self._fd, framed[done:])
         except OSError as error:
             self._write_failed(error)
             self._keep((key_set, step, time_ns, values, counted))
             return
-        if done != len(framed):
-            self._write_failed(_no_space())
-            self._keep((key_set, step, time_ns, values, counted))
-            return
         self.written += 1
-        self._size += done
+        self._size += len(framed)
         if self._size >= self._rotate_at:
             self._end_segment_soon()
 
@@ -323,8 +321,7 @@ class JournalWriter:
         writer = self._writer or number
         try:
             header = encode_header(self._header(writer, number))
-            if _write(fd, header) != len(header):
-                raise _no_space()
+            _write_all(fd, header)
         except OSError:
             _discard(fd, path)
             raise
@@ -374,13 +371,11 @@ class JournalWriter:
 
     def _append(self, framed: bytes) -> bool:
         try:
-            done = _write(self._fd, framed)
-            if done != len(framed):
-                raise _no_space()
+            _write_all(self._fd, framed)
         except OSError as error:
             self._write_failed(error)
             return False
-        self._size += done
+        self._size += len(framed)
         if self._size >= self._rotate_at:
             self._end_segment_soon()
         return True
@@ -491,9 +486,13 @@ class JournalWriter:
             )
 
 
-def _no_space() -> OSError:
-    """A short write to a file means that the disk is full; the kernel says so only at the next call."""
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def _write_all(fd: int, data: bytes) -> None:
+    """Write all of it. After a short write the kernel says only at the next one whether anything is wrong."""
+    while data:
+        done = _write(fd, data)
+        if done == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        data = data[done:]
 
 
 def _close(fd: int) -> None:
@@ -514,6 +513,5 @@ def _copy(source: int, target: int, size: int) -> None:
         block = os.pread(source, min(_COPY_BYTES, size - position), position)
         if not block:
             raise OSError(errno.EIO, "the deleted file ended early")
-        if _write(target, block) != len(block):
-            raise _no_space()
+        _write_all(target, block)
         position += len(block)
