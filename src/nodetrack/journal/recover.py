@@ -130,8 +130,10 @@ class _Standing:
         elif isinstance(record, RunEdited):
             self._set(record.time_ns, {}, record.fields)
         elif isinstance(record, Event) and record.name == "rewind":
-            self.step = self.counter = cast("int", record.data.get("step", 0)) + 1
-            self.rewound = True
+            step = record.data.get("step")
+            if isinstance(step, int):
+                self.step = self.counter = step + 1
+                self.rewound = True
 
     def begin(self, header: SegmentHeader) -> None:
         """Take in what stood at the beginning of the segment, unless the run went back behind it."""

@@ -140,7 +140,7 @@ LOGGING = """
 
 @pytest.mark.case("C038")
 def test_no_file_is_mapped_and_no_range_of_one_is_locked(tmp_path: Path) -> None:
-    """Network file systems do neither well. All system calls of a run are looked at, from `init` to `finish`."""
+    """Network file systems do neither well. All system calls of a run are looked at, `init` to `finish`."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("strace is not installed")
