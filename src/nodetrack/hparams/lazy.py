@@ -116,4 +116,7 @@ def _last_line(error: Exception) -> str:
     return str(error).strip().rpartition("\n")[2].strip()
 
 
-_BUILDERS: dict[str, Callable[[SimpleNamespace], object]] = {"tokenizer": _tokenizer, "model_config": _model_config}
+_BUILDERS: dict[str, Callable[[SimpleNamespace], object]] = {
+    "tokenizer": _tokenizer,
+    "model_config": _model_config,
+}
