@@ -102,10 +102,10 @@ def _writing_problem(folder: Path) -> str | None:
 
 
 def _extras() -> list[ExtraReport]:
-    """The packages of the extras, those of the extra `all` and of further extras left out."""
+    """The packages of the extras, without the extra `all`, which is the others together."""
     requirements = metadata.requires("nodetrack") or []
     matches = [match for match in map(_REQUIREMENT.match, requirements) if match is not None]
-    found = {(match["extra"], match["package"]) for match in matches if match["package"] != "nodetrack"}
+    found = {(match["extra"], match["package"]) for match in matches if match["extra"] != "all"}
     return [ExtraReport(extra, package, _version(package)) for extra, package in sorted(found)]
 
 

@@ -83,6 +83,8 @@ def _opened(output: Path | None) -> Iterator[BinaryIO]:
     if output is None:
         yield sys.stdout.buffer
         return
+    if not output.parent.is_dir() or output.is_dir():
+        raise UsageError(f"{output} cannot be written: name a file in a folder that exists.")
     temporary = output.with_name(f".{output.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:

@@ -100,11 +100,11 @@ def _records_of(path: Path) -> Iterator[dict[str, object]]:
 
 
 def _fields(record: Record) -> dict[str, object]:
-    fields = {name: value for name, value in msgspec.structs.asdict(record).items() if name != "offset"}
-    if isinstance(record, Row | SystemRow):
-        del fields["names"]
+    fields = msgspec.structs.asdict(record)
+    if isinstance(record, Row | SystemRow):  # the values stand last, under their names
+        del fields["names"], fields["values"]
         fields["values"] = dict(zip(record.names, record.values, strict=True))
-    return fields
+    return {name: value for name, value in fields.items() if name != "offset"}
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def _verdict(reader: SegmentReader, attempt: AttemptFolder | None) -> str:
 
 
 def _may_grow(reader: SegmentReader, attempt: AttemptFolder) -> bool:
-    """Whether a process may be writing to the file: the attempt has not ended, and it is its writer's last."""
+    """Whether a process may still write to it: the attempt has not ended, and it is its writer's last."""
     if attempt.state(attempt.finish_record()).state not in ("running", "stale"):
         return False
     writer = reader.header.writer if reader.header is not None else 0

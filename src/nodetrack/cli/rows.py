@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from nodetrack.cli.strict_json import Json, strict
 from nodetrack.journal.views import ViewRow
 
 
-def row_as_json(run: str, row: ViewRow) -> dict[str, Json]:
+def row_as_json(run: str, row: ViewRow) -> dict[str, object]:
     """The keys are always the same, in this order; metrics are sorted by name."""
     return {
         "run": run,
@@ -15,5 +14,5 @@ def row_as_json(run: str, row: ViewRow) -> dict[str, Json]:
         "version": row.version,
         "attempt": row.attempt,
         "context": dict(sorted(row.context.items())),
-        "values": {name: strict(row.values[name]) for name in sorted(row.values)},
+        "values": {name: row.values[name] for name in sorted(row.values)},
     }

@@ -12,6 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
@@ -37,7 +39,10 @@ def nonfinite_word(value: float) -> str:
 
 def json_line(value: object) -> str:
     """One value in one line, without the line's end."""
-    return json.dumps(strict(value), allow_nan=False, separators=(",", ":"))
+    try:
+        return _encode(value)
+    except (TypeError, ValueError):  # NaN, bytes, or a mapping that is no dict: rare, and so is the walk
+        return _encode(strict(value))
 
 
 def json_text(value: object) -> str:
