@@ -13,6 +13,7 @@ import torch
 
 import nodetrack
 from nodetrack.demo.checkpoint import Checkpoint
+from nodetrack.demo.compression import SparseTensor, decompress
 from nodetrack.demo.defaults import DemoHparams
 from nodetrack.demo.exchange import Exchange
 from nodetrack.demo.folder import DemoFolder
@@ -69,9 +70,13 @@ class Network:
         self.exchange.join("miner-1", "0.1.1")
         validator.work(window + 1, self.life_line)
 
+    def sent(self, miner: str, window: int) -> dict[str, SparseTensor]:
+        contribution = load_tensors(self.exchange.folder / f"window-{window:06d}" / f"{miner}.pt")
+        sparse: dict[str, SparseTensor] = contribution["pseudo_gradient"]
+        return sparse
+
     def contribution(self, miner: str, window: int) -> dict[str, torch.Tensor]:
-        sent = load_tensors(self.exchange.folder / f"window-{window:06d}" / f"{miner}.pt")
-        return {name: tensor["values"] for name, tensor in sent["pseudo_gradient"].items()}
+        return {name: tensor["values"] for name, tensor in self.sent(miner, window).items()}
 
     def rows(self, node: str) -> list[ViewRow]:
         return current_rows(TrackingFolder(self.folder.journals).find(node, "demo"))
@@ -163,6 +168,19 @@ def test_a_miner_leaves_a_window_that_was_closed_while_it_was_away(network: Netw
     miner.work(1, network.life_line)
     assert miner.next_window == 1
     assert network.exchange.contributors(0) == set()
+
+
+def test_nothing_that_a_miner_learned_is_lost_between_windows(network: Network) -> None:
+    """What it sends and what it keeps is what it changed, with what it had kept before."""
+    validator, miner = network.validator(), network.miner(0)
+    network.run_window(validator, miner)
+    before, kept_before = validator.parameters, miner.not_sent
+    network.run_window(validator, miner)
+    sent = decompress(network.sent("miner-0", 1))
+    for name, after in miner.model.named_parameters():
+        expected = before[name] - after.detach() + kept_before[name]
+        assert torch.allclose(sent[name] + miner.not_sent[name], expected, atol=1e-7)
+        assert kept_before[name].any()
 
 
 @pytest.mark.parametrize("spoil", ["nan", "shape", "garbage"])
