@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Generic, TypeVar, cast
 
-from nodetrack.demo.torch_files import State, load_tensors, save_atomically
+from nodetrack.demo.torch_files import load_tensors, save_atomically
+
+State = TypeVar("State")
 
 
-class Checkpoint:
+class Checkpoint(Generic[State]):
     """One file a node, replaced as a whole after each window."""
 
     def __init__(self, path: Path) -> None:
@@ -19,4 +22,4 @@ class Checkpoint:
 
     def load(self) -> State | None:
         """The state as saved, or None at the very first start."""
-        return load_tensors(self.path) if self.path.exists() else None
+        return cast("State", load_tensors(self.path)) if self.path.exists() else None

@@ -15,6 +15,17 @@ from rich.text import Text
 
 STATE_STYLES = {"running": "green", "killed": "red", "starting": "yellow", "done": "dim"}
 
+#: Wide enough for whatever will stand there, so that nothing moves while it runs.
+COLUMN_WIDTHS = {
+    "node": 11,
+    "version": 7,
+    "attempts": 8,
+    "state": 8,
+    "window": 6,
+    "step": 5,
+    "newest value": 17,
+}
+
 
 @dataclass(frozen=True)
 class NodeView:
@@ -95,7 +106,9 @@ class LiveDisplay(PlainDisplay):
 
 
 def _table(nodes: Sequence[NodeView]) -> Table:
-    table = Table("node", "version", "attempts", "state", "window", "step", "newest value", box=None)
+    table = Table(box=None)
+    for title, width in COLUMN_WIDTHS.items():
+        table.add_column(title, min_width=width, no_wrap=True)
     for node in nodes:
         table.add_row(*_cells(node))
     return table

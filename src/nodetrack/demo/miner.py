@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +28,21 @@ from nodetrack.demo.shape import ModelShape
 from nodetrack.hparams.namespace import Namespace
 
 
+class MinerState(TypedDict):
+    """What a miner's checkpoint holds."""
+
+    next_window: int
+    not_sent: Tensors
+    optimizer: dict[str, object]
+    tracking: dict[str, object]
+
+
 class Miner:
     """One miner, from a start of its process to the next. All it must remember is in its checkpoint."""
 
-    def __init__(self, run: Run, hparams: Namespace, exchange: Exchange, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, run: Run, hparams: Namespace, exchange: Exchange, checkpoint: Checkpoint[MinerState]
+    ) -> None:
         self.run = run
         self.hparams = hparams
         self.exchange = exchange
@@ -140,14 +152,13 @@ class Miner:
         return math.inf if self.hparams.gradient_clip is None else float(self.hparams.gradient_clip)
 
     def _save(self) -> None:
-        self.checkpoint.save(
-            {
-                "next_window": self.next_window,
-                "not_sent": self.not_sent,
-                "optimizer": self.optimizer.state_dict(),
-                "tracking": self.run.state_dict(),
-            }
+        state = MinerState(
+            next_window=self.next_window,
+            not_sent=self.not_sent,
+            optimizer=self.optimizer.state_dict(),
+            tracking=self.run.state_dict(),
         )
+        self.checkpoint.save(state)
 
     def _come_back(self) -> None:
         state = self.checkpoint.load()

@@ -45,10 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _build(run: nodetrack.Run, hparams: Namespace, folder: DemoFolder, miners: int) -> Miner | Validator:
     exchange = Exchange(folder.exchange)
-    checkpoint = Checkpoint(folder.checkpoint(f"{run.role}-{run.uid}"))
+    path = folder.checkpoint(f"{run.role}-{run.uid}")
     if run.role == "miner":
-        return Miner(run, hparams, exchange, checkpoint)
-    return Validator(run, hparams, exchange, checkpoint, [f"miner-{uid}" for uid in range(miners)])
+        return Miner(run, hparams, exchange, Checkpoint(path))
+    return Validator(run, hparams, exchange, Checkpoint(path), [f"miner-{uid}" for uid in range(miners)])
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection
+from typing import TypedDict
 
 import torch
 
@@ -27,6 +28,15 @@ START_UP_SECONDS = 60.0
 """How long the first window waits for miners to be ready; a window's own deadline is much shorter."""
 
 
+class ValidatorState(TypedDict):
+    """What a validator's checkpoint holds."""
+
+    next_window: int
+    parameters: Tensors
+    momentum: Tensors
+    tracking: dict[str, object]
+
+
 class Validator:
     """One validator, from a start of its process to the next. All it must remember is in its checkpoint."""
 
@@ -35,7 +45,7 @@ class Validator:
         run: Run,
         hparams: Namespace,
         exchange: Exchange,
-        checkpoint: Checkpoint,
+        checkpoint: Checkpoint[ValidatorState],
         miners: Collection[str],
     ) -> None:
         self.run = run
@@ -134,14 +144,13 @@ class Validator:
     def _go_on_after(self, window: int) -> None:
         """Puts the next window's start into the checkpoint: then this window is behind us for good."""
         self.next_window = window + 1
-        self.checkpoint.save(
-            {
-                "next_window": self.next_window,
-                "parameters": self.parameters,
-                "momentum": self.outer.momentum,
-                "tracking": self.run.state_dict(),
-            }
+        state = ValidatorState(
+            next_window=self.next_window,
+            parameters=self.parameters,
+            momentum=self.outer.momentum,
+            tracking=self.run.state_dict(),
         )
+        self.checkpoint.save(state)
         self.exchange.forget_before(window)
 
     def _held_out_batches(self) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import nodetrack
 from nodetrack.demo.checkpoint import Checkpoint
 from nodetrack.demo.compression import SparseTensor, decompress
 from nodetrack.demo.defaults import DemoHparams
-from nodetrack.demo.exchange import Exchange
+from nodetrack.demo.exchange import Contribution, Exchange
 from nodetrack.demo.folder import DemoFolder
 from nodetrack.demo.life_line import LifeLine
 from nodetrack.demo.miner import Miner
@@ -37,6 +38,10 @@ TINY = {
 }
 
 
+def read_contribution(path: Path) -> Contribution:
+    return cast("Contribution", load_tensors(path))
+
+
 @dataclass
 class Network:
     """Nodes that share a folder. A node that is asked for again is one that was restarted."""
@@ -49,17 +54,18 @@ class Network:
         self.exchange = Exchange(self.folder.exchange)
         self.hparams = create_namespace({**DemoHparams().model_dump(), **TINY})
 
-    def start(self, role: str, uid: int, version: str = "0.1.1") -> tuple[nodetrack.Run, Checkpoint]:
-        run = nodetrack.init(project="demo", role=role, uid=uid, version=version, dir=self.folder.journals)
-        return run, Checkpoint(self.folder.checkpoint(f"{role}-{uid}"))
+    def start(self, role: str, uid: int) -> tuple[nodetrack.Run, Path]:
+        run = nodetrack.init(project="demo", role=role, uid=uid, version="0.1.1", dir=self.folder.journals)
+        return run, self.folder.checkpoint(f"{role}-{uid}")
 
     def miner(self, uid: int) -> Miner:
         run, checkpoint = self.start("miner", uid)
-        return Miner(run, self.hparams, self.exchange, checkpoint)
+        return Miner(run, self.hparams, self.exchange, Checkpoint(checkpoint))
 
     def validator(self) -> Validator:
         run, checkpoint = self.start("validator", 0)
-        return Validator(run, self.hparams, self.exchange, checkpoint, ["miner-0", "miner-1"])
+        miners = ["miner-0", "miner-1"]
+        return Validator(run, self.hparams, self.exchange, Checkpoint(checkpoint), miners)
 
     def run_window(self, validator: Validator, *miners: Miner) -> None:
         """One window, the miners one after another."""
@@ -71,9 +77,8 @@ class Network:
         validator.work(window + 1, self.life_line)
 
     def sent(self, miner: str, window: int) -> dict[str, SparseTensor]:
-        contribution = load_tensors(self.exchange.folder / f"window-{window:06d}" / f"{miner}.pt")
-        sparse: dict[str, SparseTensor] = contribution["pseudo_gradient"]
-        return sparse
+        path = self.exchange.folder / f"window-{window:06d}" / f"{miner}.pt"
+        return read_contribution(path)["pseudo_gradient"]
 
     def contribution(self, miner: str, window: int) -> dict[str, torch.Tensor]:
         return {name: tensor["values"] for name, tensor in self.sent(miner, window).items()}
@@ -200,7 +205,7 @@ def spoil_file(path: Path, how: str) -> None:
     if how == "garbage":
         path.write_bytes(b"this is no file of tensors")
         return
-    contribution = load_tensors(path)
+    contribution = read_contribution(path)
     tensor = contribution["pseudo_gradient"]["norm.weight"]
     if how == "nan":
         tensor["values"][0] = math.nan
