@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -12,9 +11,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
+from nodetrack.demo.report import DemoReport
 from nodetrack.journal.folder import RunFolder, TrackingFolder
 from nodetrack.journal.views import all_rows, current_rows
 
@@ -63,7 +64,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def finished_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
+def finished_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DemoReport]:
     """One demo that all tests of its outcome read: its folder and its report."""
     folder = tmp_path_factory.mktemp("demo") / "demo"
     arguments = ["--folder", str(folder), "--windows", "8", "--json"]
@@ -71,8 +72,7 @@ def finished_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[
         [*COMMAND, *TINY, *arguments], capture_output=True, text=True, env=environment(), check=False
     )
     assert done.returncode == 0, done.stderr
-    report: dict[str, object] = json.loads(done.stdout)
-    return folder, report
+    return folder, msgspec.json.decode(done.stdout, type=DemoReport)
 
 
 def runs_of(folder: Path) -> dict[str, RunFolder]:
@@ -126,18 +126,18 @@ def test_each_contribution_was_scored_under_its_miners_name(finished_demo: tuple
     rows = current_rows(runs_of(finished_demo[0])["validator-0"])
     scored = [row.context["miner"] for row in rows if "score/loss_improvement" in row.values]
     gathered = [row.values["gather/contributions"] for row in rows if "eval/loss" in row.values]
-    assert len(scored) == sum(gathered)
+    assert len(scored) == gathered.count(1) + 2 * gathered.count(2)
     assert set(scored) == {"miner-0", "miner-1"}
 
 
-def test_the_report_tells_what_the_journals_hold(finished_demo: tuple[Path, dict[str, list[dict]]]) -> None:
+def test_the_report_tells_what_the_journals_hold(finished_demo: tuple[Path, DemoReport]) -> None:
     folder, report = finished_demo
-    assert {run["run"] for run in report["runs"]} == {run.id for run in runs_of(folder).values()}
-    [kill] = report["kills"]
-    assert (kill["node"], kill["missing_steps"]) == ("miner-1", [])
-    assert kill["printed_steps"] > 0
-    evaluation = next(line for line in report["metrics"] if line["metric"] == "eval/loss")
-    assert set(evaluation["last"]) == {"0.1.0", "0.1.1"}
+    assert {run.run for run in report.runs} == {run.id for run in runs_of(folder).values()}
+    [kill] = report.kills
+    assert (kill.node, kill.missing_steps) == ("miner-1", ())
+    assert kill.printed_steps > 0
+    evaluation = next(line for line in report.metrics if line.metric == "eval/loss")
+    assert set(evaluation.last) == {"0.1.0", "0.1.1"}
 
 
 def test_ctrl_c_stops_all_nodes_in_order() -> None:

@@ -22,7 +22,7 @@ from rich.text import Text
 from nodetrack.cli.command import FOUND_WRONG, INTERRUPTED, ends_well, note
 from nodetrack.cli.strict_json import json_text
 from nodetrack.cli.terminal import console as standard_console
-from nodetrack.cli.terminal import state_text, table, value_text
+from nodetrack.cli.terminal import number, state_text, table
 from nodetrack.demo.defaults import DemoHparams
 from nodetrack.demo.display import Display, LiveDisplay, PlainDisplay
 from nodetrack.demo.folder import DemoFolder
@@ -32,7 +32,6 @@ from nodetrack.demo.versions import VERSIONS
 from nodetrack.errors import DemoNodeError, MissingExtraError
 from nodetrack.hparams.load import load_hparams
 from nodetrack.hparams.namespace import Namespace
-from nodetrack.records import StoredValue
 
 Miners = Annotated[int, typer.Option("--miners", "--nodes", min=1, max=16, help="How many miners train.")]
 Windows = Annotated[
@@ -157,8 +156,8 @@ def _metrics_table(report: DemoReport) -> Table:
     return values
 
 
-def _last(value: StoredValue | None) -> str:
-    return "-" if value is None else value_text(value)
+def _last(value: float | None) -> str:
+    return "-" if value is None else number(value)
 
 
 def _kill_text(kill: KillLine) -> str:

@@ -84,7 +84,9 @@ class Demo:
             self.display.tell(f"Starting {len(self.nodes)} nodes, each its own process, under version {old}.")
             self._phase(old, self.course.switch_window)
             if not self.killed:
-                self.display.tell("The windows were over before a miner could be killed.", "yellow")
+                self.display.tell(
+                    "No miner could be killed in time; it will be under the next version.", "yellow"
+                )
             self.display.tell(f"All nodes have stopped. Restarting them under version {new}.", "bold")
             self._phase(new, self.course.windows)
         finally:

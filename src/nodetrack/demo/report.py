@@ -14,7 +14,6 @@ from nodetrack.demo.versions import VERSIONS
 from nodetrack.journal.folder import RunDetail, RunFolder, TrackingFolder
 from nodetrack.journal.recover import attempt_number
 from nodetrack.journal.views import all_rows
-from nodetrack.records import StoredValue
 
 SHOWN_METRICS = {
     "miner": ("train/loss", "train/gradient_norm", "train/tokens_per_second"),
@@ -46,11 +45,11 @@ class RunLine(msgspec.Struct, frozen=True):
 
 
 class MetricLine(msgspec.Struct, frozen=True):
-    """One metric's last value under each version that has one."""
+    """One metric's last value under each version that logged it."""
 
     node: str
     metric: str
-    last: dict[str, StoredValue]
+    last: dict[str, float]
 
 
 class KillLine(msgspec.Struct, frozen=True):
@@ -119,8 +118,8 @@ def _metric_lines(detail: RunDetail) -> list[MetricLine]:
     overview = detail.overview
     lines = []
     for metric in SHOWN_METRICS[overview.role]:
-        by_version = {version: detail.last_by_version.get(version, {}) for version in VERSIONS}
-        last = {version: values[metric] for version, values in by_version.items() if metric in values}
+        by_version = {version: detail.last_by_version.get(version, {}).get(metric) for version in VERSIONS}
+        last = {version: value for version, value in by_version.items() if isinstance(value, int | float)}
         lines.append(MetricLine(f"{overview.role}-{overview.uid}", metric, last))
     return lines
 

@@ -61,7 +61,7 @@ def trained_losses(version: str) -> dict[str, float]:
     for batch in itertools.islice(endless, 60):
         loss = model.loss(batch)
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
     held_out = sample_batch(as_tokens(corpus.held_out), seeded_generator("held out"), 32, 32)
     return {"train": loss.item(), "held out": model.loss(held_out).item()}
