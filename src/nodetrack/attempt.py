@@ -66,6 +66,7 @@ class Attempt:
         self._rebase = rebase
         self._pid = os.getpid()
         self._keeper: Keeper | None = None
+        self._keeper_pid = 0
         self.config = Config(config, self._write_config)
         self.state = RunState(identity, step=recovered.step, counter=recovered.counter)
         self.state.backends.update(backends or {})
@@ -91,6 +92,7 @@ class Attempt:
             lambda message: state.warn(f"Journal: {message}."),
             segment_bytes=self.settings.segment_bytes,
             backlog_records=self.settings.backlog_records,
+            begun=self._look_after,
         )
 
     # -- beginning -----------------------------------------------------------------------------------
@@ -101,9 +103,14 @@ class Attempt:
         self._write_beginning()
         if state.disabled:
             return
-        self._keeper = Keeper(self._tend, self._beat, self.settings.heartbeat_seconds)
-        self._keeper.start()
         process_end.watch(self)
+
+    def _look_after(self) -> None:
+        """Have one keeper in each process that writes: this one, and a forked child once it logs."""
+        if self._keeper_pid != os.getpid():
+            self._keeper_pid = os.getpid()
+            self._keeper = Keeper(self._tend, self._beat, self.settings.heartbeat_seconds)
+            self._keeper.start()
 
     def _write_beginning(self) -> None:
         state, identity = self.state, self.state.identity

@@ -450,3 +450,14 @@ def test_a_mapping_that_fails_while_it_is_read_costs_its_row_and_nothing_else(ru
 def test_a_text_that_cannot_be_encoded_is_left_out(run: Run) -> None:
     run.log({"text": nodetrack.Text("\ud800"), "a": 1.0}, step=0)
     assert only_row(run).values == {"a": 1.0}
+
+
+def test_a_forked_child_looks_after_its_own_segment(run: Run) -> None:
+    """Its rows are synced, and tried again after a full disk, as its parent's are."""
+    child = os.fork()
+    if child == 0:
+        idle = [thread.name for thread in threading.enumerate()]
+        run.log({"a": 1.0}, step=0)
+        busy = [thread.name for thread in threading.enumerate()]
+        os._exit(0 if "nodetrack-keeper" not in idle and "nodetrack-keeper" in busy else 1)
+    assert os.waitpid(child, 0)[1] == 0

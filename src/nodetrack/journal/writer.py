@@ -100,7 +100,8 @@ class JournalWriter:
 
     `header` says what each new segment's header shall hold at that moment (the step counters change).
     `trouble` is told once when writing begins to fail and once when it works again. The caller holds
-    `lock` around every method here; `tend`, `sync` and `close` take it by themselves.
+    `lock` around every method here; `tend`, `sync` and `close` take it by themselves. `begun` is called by each
+    process that begins a segment, so that somebody calls `tend` there.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class JournalWriter:
         *,
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
         backlog_records: int = BACKLOG_RECORDS,
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder = folder
         self.lock = threading.RLock()  # re-entrant: a signal handler may log while its thread is in `log`
@@ -120,6 +122,7 @@ class JournalWriter:
         self.path: Path | None = None
         self._header = header
         self._trouble = trouble
+        self._begun = begun
         self._segment_bytes = segment_bytes
         self._backlog_records = max(1, backlog_records)  # one always waits: it shows when writing works again
         self._backlog: deque[_Waiting] = deque()
@@ -276,6 +279,7 @@ class JournalWriter:
     def _begin_segment(self) -> None:
         """Retire the current file, take the next free name and write its header."""
         self._is_full = False
+        self._begun()
         try:
             fd, path, size = self._create_segment()
         except OSError as error:
@@ -435,7 +439,7 @@ class JournalWriter:
         """
         for fd in list(self._retired):
             with contextlib.suppress(OSError):  # a deleted or failing file has nothing left to save
-                os.fdatasync(fd)
+                _sync_file(fd)
             with self.lock:
                 if fd in self._retired:
                     self._retired.remove(fd)
@@ -443,7 +447,7 @@ class JournalWriter:
 
     def _sync(self, fd: int, size: int) -> None:
         try:
-            os.fdatasync(fd)
+            _sync_file(fd)
         except OSError as error:  # the next write reports a disk that is in trouble
             self.last_error = str(error)
             return
@@ -493,6 +497,13 @@ def _write_all(fd: int, data: bytes) -> None:
         if done == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         data = data[done:]
+
+
+def _sync_file(fd: int) -> None:
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(fd)
+    else:  # macOS
+        os.fsync(fd)
 
 
 def _close(fd: int) -> None:
