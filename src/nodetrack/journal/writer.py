@@ -59,6 +59,7 @@ class KeySet:
         "names",
         "number",
         "order",
+        "segment",
         "too_large",
         "types",
         "values",
@@ -72,7 +73,8 @@ class KeySet:
         # check of the hot path, in one comparison. `types` are those places; they are known with the number.
         self.all_floats = b"\xcb" * len(names)
         self.types = slice(0)
-        #: Its number in the current segment; 0 while the segment does not know it.
+        #: The segment that knows it, and its number there.
+        self.segment: _Segment | None = None
         self.number = 0
         #: Whether the key set itself, or a row of it, is over the size limit of a record.
         self.too_large = False
@@ -89,6 +91,29 @@ class KeySet:
         return slice(begin, begin + size, 9)
 
 
+class _Segment:
+    """The file that is written now, and what the writer knows of it.
+
+    Whether a key set is known is asked by comparing it with the writer's current one, so that to go over to another
+    segment is one assignment: a signal handler that logs sees the one or the other.
+    """
+
+    __slots__ = ("defined", "fd", "is_full", "path", "rotate_at", "size", "synced_size")
+
+    def __init__(self, fd: int, path: Path, size: int, rotate_at: int, defined: int = 0) -> None:
+        self.fd = fd
+        self.path = path
+        self.size = size
+        self.synced_size = 0
+        self.rotate_at = rotate_at
+        #: How many key sets have a number in it.
+        self.defined = defined
+        #: Whether the next record begins another segment.
+        self.is_full = False
+
+
+_NO_SEGMENT: Final = _Segment(-1, Path(), 0, 0)
+
 _Waiting: TypeAlias = "tuple[KeySet, int, int, list[StoredValue], bool] | Payload"
 _RowRecord: TypeAlias = (
     "tuple[int, int, list[StoredValue], int, int] | tuple[int, int, list[StoredValue], int, int, bool]"
@@ -100,8 +125,8 @@ class JournalWriter:
 
     `header` says what each new segment's header shall hold at that moment (the step counters change).
     `trouble` is told once when writing begins to fail and once when it works again. The caller holds
-    `lock` around every method here; `tend`, `sync` and `close` take it by themselves. `begun` is called by each
-    process that begins a segment, so that somebody calls `tend` there.
+    `lock` around every method here; `tend`, `sync` and `close` take it by themselves. `begun` is called by
+    each process that begins a segment, so that somebody calls `tend` there.
     """
 
     def __init__(
@@ -119,19 +144,13 @@ class JournalWriter:
         self.written = 0
         self.lost = 0
         self.last_error = ""
-        self.path: Path | None = None
         self._header = header
         self._trouble = trouble
         self._begun = begun
         self._segment_bytes = segment_bytes
         self._backlog_records = max(1, backlog_records)  # one always waits: it shows when writing works again
         self._backlog: deque[_Waiting] = deque()
-        self._key_sets: list[KeySet] = []
-        self._fd = -1
-        self._size = 0
-        self._synced_size = 0
-        self._rotate_at = segment_bytes
-        self._is_full = False
+        self._segment = _NO_SEGMENT
         self._failing = False
         self._retired: list[int] = []
         self._writer = 0
@@ -149,7 +168,7 @@ class JournalWriter:
 
     def open(self) -> None:
         """Begin the first segment, so that the attempt is visible before its first row."""
-        if self._fd < 0:
+        if self._segment is _NO_SEGMENT:
             self._begin_segment()
 
     def write_row(
@@ -166,12 +185,13 @@ class JournalWriter:
         Unless the values are `checked`, TypeError is raised for one that is neither an int nor a float,
         OverflowError for an integer beyond 64 bits. Nothing else is raised.
         """
-        if (not key_set.number or self._backlog) and not (self._ready() and self._define(key_set)):
+        if key_set.segment is not self._segment or self._backlog:
             if not checked:
                 self._check(step, values)
-            self._keep((key_set, step, time_ns, values, counted))
-            return
-        number = key_set.number
+            if not (self._ready() and self._define(key_set)):
+                self._keep((key_set, step, time_ns, values, counted))
+                return
+        segment, number = self._segment, key_set.number
         record = (
             (_ROW, number, values, step, time_ns, True) if counted else (_ROW, number, values, step, time_ns)
         )
@@ -183,20 +203,20 @@ class JournalWriter:
             return
         # This is `frame`, without the call:
         framed = _pack_head(len(payload) * LENGTH_FACTOR, crc32(payload)) + payload
-        if key_set.number != number:  # a signal handler logged meanwhile, and a new segment was begun
+        if segment is not self._segment:  # a signal handler logged meanwhile, and another segment was begun
             self.write_row(key_set, step, time_ns, values, counted, checked)
             return
         try:
-            done = _write(self._fd, framed)
+            done = _write(segment.fd, framed)
             if done != len(framed):
-                _write_all(self._fd, framed[done:])
+                _write_all(segment.fd, framed, done)
         except OSError as error:
             self._write_failed(error)
             self._keep((key_set, step, time_ns, values, counted))
             return
         self.written += 1
-        self._size += len(framed)
-        if self._size >= self._rotate_at:
+        segment.size += len(framed)
+        if segment.size >= segment.rotate_at:
             self._end_segment_soon()
 
     def _encode_unusual(self, record: _RowRecord, checked: bool) -> bytes:
@@ -222,7 +242,7 @@ class JournalWriter:
     def write(self, payload: Payload) -> None:
         """Record anything that is not a row. A record beyond the size limit is counted as lost."""
         encoded = encode_payload(payload)
-        if self._fits(len(encoded)) and not (self._ready() and self._append(frame(encoded))):
+        if self._fits(len(encoded)) and not (self._ready() and self._append(self._segment, frame(encoded))):
             self._keep(payload)
 
     def tend(self) -> bool:
@@ -234,10 +254,10 @@ class JournalWriter:
             remade = deleted and self._remake()
             if (remade or not deleted) and (self._backlog or self._failing):
                 self._retry()
-            fd, size = self._fd, self._size
+            segment, size = self._segment, self._segment.size
         self._sync_retired()
-        if fd >= 0 and size != self._synced_size:
-            self._sync(fd, size)
+        if size != segment.synced_size:
+            self._sync(segment, size)
         return remade
 
     def sync(self) -> None:
@@ -263,13 +283,11 @@ class JournalWriter:
     def after_fork_in_child(self) -> None:
         """The child goes on in a segment of its own, with a lock that nobody holds."""
         self.lock = threading.RLock()
-        inherited = [self._fd, *self._retired]
-        self._fd, self.path, self._retired = -1, None, []
+        inherited = [self._segment.fd, *self._retired]
+        self._segment, self._retired = _NO_SEGMENT, []
         self._backlog = deque()  # the parent still holds these rows and writes them
         self._writer = 0
-        self._is_full = self._failing = False
-        self._undefine_key_sets()
-        self._key_sets = []
+        self._failing = False
         for fd in inherited:
             if fd >= 0:
                 _close(fd)
@@ -277,38 +295,41 @@ class JournalWriter:
     # -- the file ------------------------------------------------------------------------------------
 
     def _begin_segment(self) -> None:
-        """Retire the current file, take the next free name and write its header."""
-        self._is_full = False
+        """Take the next free name, write its header, and retire the current file."""
         self._begun()
         try:
-            fd, path, size = self._create_segment()
+            begun = self._create_segment()
         except OSError as error:
-            if self._fd < 0:
+            if self._segment is _NO_SEGMENT:
                 self._report(error)
-            self._rotate_at = self._size + _ROTATE_RETRY_BYTES  # better too long a segment than a lost row
+            else:  # better too long a segment than a lost row
+                self._segment.is_full = False
+                self._segment.rotate_at = self._segment.size + _ROTATE_RETRY_BYTES
             return
-        self._leave_segment()
-        self._fd, self.path, self._size, self._synced_size = fd, path, size, 0
-        self._rotate_at = size + self._segment_bytes
+        left, self._segment = self._segment, begun
+        self._retire(left.fd)
 
     def _end_segment_soon(self) -> None:
         """The next record begins a new segment. Not this one, whose step the run has not counted yet: the
         header of the new segment has to say it.
-        """
-        self._is_full = True
-        self._undefine_key_sets()
 
-    def _undefine_key_sets(self) -> None:
-        for key_set in self._key_sets:
-            key_set.number = 0
+        To the key sets it is another segment from now on, so that the next row comes to look.
+        """
+        full = self._segment
+        again = _Segment(full.fd, full.path, full.size, full.rotate_at, full.defined)
+        again.synced_size, again.is_full = full.synced_size, True
+        if self._segment is full:
+            self._segment = again
 
     def _leave_segment(self) -> None:
-        """Hand the file to `tend`, which syncs and closes it; the next segment knows no key set yet."""
-        if self._fd >= 0:
-            self._retired.append(self._fd)
-            self._fd = -1
-        self._undefine_key_sets()
-        self._key_sets = []
+        """Hand the file to `tend`; the next record begins another."""
+        left, self._segment = self._segment, _NO_SEGMENT
+        self._retire(left.fd)
+
+    def _retire(self, fd: int) -> None:
+        """Have a file synced and closed by `tend`."""
+        if fd >= 0:
+            self._retired.append(fd)
         if len(self._retired) > _MOST_RETIRED:  # tiny segments: the process must not run out of file numbers
             self._sync_retired()
 
@@ -316,11 +337,11 @@ class JournalWriter:
         """Whether a record can be written now. A forked child opens its segment here, when it first logs."""
         if self._backlog or self._closed:
             return False
-        if self._is_full or (self._fd < 0 and not self._failing):
+        if self._segment.is_full or (self._segment is _NO_SEGMENT and not self._failing):
             self._begin_segment()
-        return self._fd >= 0
+        return self._segment is not _NO_SEGMENT
 
-    def _create_segment(self) -> tuple[int, Path, int]:
+    def _create_segment(self) -> _Segment:
         fd, path, number = self._take_name()
         writer = self._writer or number
         try:
@@ -330,7 +351,7 @@ class JournalWriter:
             _discard(fd, path)
             raise
         self._writer = writer
-        return fd, path, len(header)
+        return _Segment(fd, path, len(header), len(header) + self._segment_bytes)
 
     def _take_name(self) -> tuple[int, Path, int]:
         """The next free name, and its file, open. Other writers of this attempt may be after the same one."""
@@ -346,23 +367,23 @@ class JournalWriter:
 
     def _define(self, key_set: KeySet) -> bool:
         """Write a key set, twice: every row of the segment needs it, so no single fault may take it away."""
-        if key_set.number:
+        segment = self._segment
+        if key_set.segment is segment:
             return True
-        segment = self._key_sets
-        segment.append(key_set)  # takes the number before a signal handler that logs can take it
-        number = len(segment)
+        segment.defined += 1  # the number is taken before a signal handler that logs can take it
+        number = segment.defined
         payload = encode_payload((Kind.KEYSET, number, key_set.names, key_set.context))
         if not self._fits(max(len(payload), 9 * len(key_set.names) + 32), count=0):
             key_set.too_large = True
             return False
         twice = frame(payload) * 2
-        self._rotate_at += len(twice)  # a segment is full by its rows, not by its key sets
-        if not self._append(twice):
+        types = key_set.places_of_types(number)
+        segment.rotate_at += len(twice)  # a segment is full by its rows, not by its key sets
+        if not self._append(segment, twice):
             return False
-        key_set.types = key_set.places_of_types(number)
-        if segment is not self._key_sets:  # such a handler came, and a new segment was begun
-            return self._define(key_set)
-        key_set.number = number
+        if segment is not self._segment:  # it is full, or such a handler began another
+            return self._ready() and self._define(key_set)
+        key_set.number, key_set.types, key_set.segment = number, types, segment
         return True
 
     def _fits(self, size: int, count: int = 1) -> bool:
@@ -373,56 +394,49 @@ class JournalWriter:
         self.last_error = f"a record of {size} bytes is over the limit of {MAX_PAYLOAD_BYTES}"
         return False
 
-    def _append(self, framed: bytes) -> bool:
+    def _append(self, segment: _Segment, framed: bytes) -> bool:
         try:
-            _write_all(self._fd, framed)
+            _write_all(segment.fd, framed)
         except OSError as error:
             self._write_failed(error)
             return False
-        self._size += len(framed)
-        if self._size >= self._rotate_at:
+        segment.size += len(framed)
+        if segment.size >= segment.rotate_at:
             self._end_segment_soon()
         return True
 
     def _write_failed(self, error: OSError) -> None:
-        """Cut off what was torn. The file goes on when the disk has room again; after any other fault, or if
-        it cannot be cut, another is begun later.
-        """
+        """The file goes on when the disk has room again; after any other fault another is begun later."""
         self._report(error)
-        try:
-            os.ftruncate(self._fd, self._size)
-        except OSError:
+        if error.errno not in _NO_ROOM:
             self._leave_segment()
-        else:
-            if error.errno not in _NO_ROOM:
-                self._leave_segment()
 
     def _is_deleted(self) -> bool:
         """Whether the file has no name any more, because it or its folder was deleted."""
         try:
-            return self._fd >= 0 and os.fstat(self._fd).st_nlink == 0
+            return self._segment is not _NO_SEGMENT and os.fstat(self._segment.fd).st_nlink == 0
         except OSError:  # a file server that forgot the file: the next write says so
             return False
 
     def _remake(self) -> bool:
         """The file was deleted under us: put its bytes, which we still hold, into a new one."""
-        assert self.path is not None
+        deleted = self._segment
         try:
-            fd, path = self._open_again(self.path)
+            fd, path = self._open_again(deleted.path)
         except OSError as error:
             self._report(error)
             return False
         try:
-            _copy(self._fd, fd, self._size)
+            size = _copy(deleted.fd, fd)
         except OSError as error:
             self._report(error)
             _discard(fd, path)
             return False
-        self._retired.append(self._fd)
+        self._segment = _Segment(fd, path, size, deleted.rotate_at, deleted.defined)
+        self._retire(deleted.fd)
         self._trouble(
-            f"{self.path} was deleted while it was written; its rows were kept and the file made again"
+            f"{deleted.path} was deleted while it was written; its rows were kept and the file made again"
         )
-        self._fd, self.path, self._synced_size = fd, path, 0
         return True
 
     def _open_again(self, path: Path) -> tuple[int, Path]:
@@ -445,15 +459,13 @@ class JournalWriter:
                     self._retired.remove(fd)
                     _close(fd)
 
-    def _sync(self, fd: int, size: int) -> None:
+    def _sync(self, segment: _Segment, size: int) -> None:
         try:
-            _sync_file(fd)
+            _sync_file(segment.fd)
         except OSError as error:  # the next write reports a disk that is in trouble
             self.last_error = str(error)
             return
-        with self.lock:
-            if fd == self._fd:
-                self._synced_size = size
+        segment.synced_size = size
 
     # -- the backlog ---------------------------------------------------------------------------------
 
@@ -467,16 +479,16 @@ class JournalWriter:
     def _retry(self) -> None:
         """Write what waits, until something has to wait again."""
         waiting, self._backlog = self._backlog, deque()
-        if self._fd < 0:
+        if self._segment is _NO_SEGMENT:
             self._begin_segment()
-        while waiting and self._fd >= 0 and not self._backlog:
+        while waiting and self._segment is not _NO_SEGMENT and not self._backlog:
             record = waiting.popleft()
             if isinstance(record, tuple):
                 self.write_row(*record, checked=True)
             else:
                 self.write(record)
         self._backlog.extend(waiting)
-        if not self._backlog and self._fd >= 0 and self._failing:
+        if not self._backlog and self._segment is not _NO_SEGMENT and self._failing:
             self._failing = False
             self._trouble(f"{self.folder} can be written again; {self.lost} records were lost meanwhile")
 
@@ -490,20 +502,30 @@ class JournalWriter:
             )
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    """Write all of it. After a short write the kernel says only at the next one whether anything is wrong."""
-    while data:
-        done = _write(fd, data)
-        if done == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        data = data[done:]
+def _write_all(fd: int, data: bytes, done: int = 0) -> None:
+    """Write all of it, of which `done` bytes are written. After a short write the kernel says only at the next one
+    whether anything is wrong; then what was torn is cut off again, and OSError is raised.
+    """
+    try:
+        while done < len(data):
+            count = _write(fd, data[done:])
+            if count == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            done += count
+    except OSError:
+        if done:
+            _cut(fd, done)
+        raise
 
 
-def _sync_file(fd: int) -> None:
-    if hasattr(os, "fdatasync"):
-        os.fdatasync(fd)
-    else:  # macOS
-        os.fsync(fd)
+def _cut(fd: int, count: int) -> None:
+    """Take the last bytes off a file. If that cannot be done, the file must not be written any more: EIO is raised."""
+    try:
+        os.ftruncate(fd, os.fstat(fd).st_size - count)
+    except OSError as error:
+        raise OSError(
+            errno.EIO, f"what a failed write left could not be cut off: {error.strerror}"
+        ) from error
 
 
 def _close(fd: int) -> None:
@@ -518,11 +540,10 @@ def _discard(fd: int, path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _copy(source: int, target: int, size: int) -> None:
+def _copy(source: int, target: int) -> int:
+    """Copy a whole file; returns its size."""
     position = 0
-    while position < size:
-        block = os.pread(source, min(_COPY_BYTES, size - position), position)
-        if not block:
-            raise OSError(errno.EIO, "the deleted file ended early")
+    while block := os.pread(source, _COPY_BYTES, position):
         _write_all(target, block)
         position += len(block)
+    return position
