@@ -14,6 +14,7 @@ import typer
 
 from nodetrack.cli.command import Folder, Project, RunNames, ends_well, note, open_folder
 from nodetrack.cli.formats import WRITERS, ExportRow
+from nodetrack.cli.terminal import counted
 from nodetrack.errors import UsageError
 from nodetrack.journal.folder import Damage, RunFolder
 from nodetrack.journal.views import all_rows, current_rows
@@ -39,12 +40,13 @@ def export(
     ] = False,
     project: Project = None,
     folder: Folder = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
 ) -> None:
     """Write all rows of runs to a file or standard output.
 
     By default one row a step, the later attempt wins. The same journal gives the same bytes each time.
     """
-    write = WRITERS[_format(format, output)]
+    write = WRITERS[_format("jsonl" if as_json and format is None else format, output)]
     tracking = open_folder(folder)
     found = {run.folder: run for run in (tracking.find(name, project) for name in runs)}
     damage = Damage()
@@ -57,9 +59,13 @@ def _format(given: str | None, output: Path | None) -> str:
     chosen = given or (_FORMAT_OF_SUFFIX.get(output.suffix, "jsonl") if output else "jsonl")
     if chosen not in WRITERS:
         raise UsageError(f"There is no format {chosen!r}; there are {', '.join(WRITERS)}.")
-    if chosen == "parquet" and output is None and sys.stdout.isatty():
+    if chosen == "parquet" and output is None and _is_terminal():
         raise UsageError("Parquet is nothing for a terminal: name a file with --output.")
     return chosen
+
+
+def _is_terminal() -> bool:
+    return sys.stdout.isatty()
 
 
 def _rows(runs: list[RunFolder], damage: Damage, *, all_attempts: bool) -> Iterator[ExportRow]:
@@ -71,8 +77,8 @@ def _rows(runs: list[RunFolder], damage: Damage, *, all_attempts: bool) -> Itera
 def _tell_damage(damage: Damage) -> None:
     """An export that lacks rows must not look complete."""
     if damage.corrupt or damage.unnamed_rows:
-        skipped = damage.corrupt + damage.unnamed_rows
-        note(f"{skipped} damaged records were left out: `nodetrack journal verify` names the files.")
+        lost = counted(damage.corrupt + damage.unnamed_rows, "damaged record")
+        note(f"{lost} left out: `nodetrack journal verify` names the files.")
     for problem in damage.problems:
         note(problem)
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from nodetrack.cli.command import FOUND_WRONG, AsJson, Folder, Project, ends_well, note, open_folder
 from nodetrack.cli.strict_json import json_line, json_text
-from nodetrack.cli.terminal import console, table
+from nodetrack.cli.terminal import console, counted, table
 from nodetrack.errors import JournalError, UsageError
 from nodetrack.journal.folder import AttemptFolder, RunFolder, TrackingFolder
 from nodetrack.journal.reader import SegmentReader
@@ -75,6 +75,9 @@ def cat(
     ] = None,
     project: Project = None,
     folder: Folder = None,
+    as_json: Annotated[  # noqa: ARG001 - every reading command takes --json, and this one knows nothing else
+        bool, typer.Option("--json", help="Records are always printed as JSON.")
+    ] = True,
 ) -> None:
     """Print the records, one JSON object a line, in the order in which they were written."""
     kinds = set(kind or _KIND_NAMES)
@@ -96,7 +99,7 @@ def _records_of(path: Path) -> Iterator[dict[str, object]]:
         yield {"file": str(path), "offset": record.offset, "kind": _KINDS[type(record)], **_fields(record)}
     lost = reader.damage.corrupt + reader.unnamed_rows
     if lost:
-        note(f"{lost} damaged records of {path} were skipped.")
+        note(f"{counted(lost, 'damaged record')} of {path} left out.")
 
 
 def _fields(record: Record) -> dict[str, object]:
@@ -200,8 +203,8 @@ def _print_checks(checks: Sequence[SegmentCheck], damaged: int) -> None:
     screen = console()
     if checks:
         screen.print(listed)
-    files = f"{len(checks)} file{'' if len(checks) == 1 else 's'}"
-    screen.print(Text(f"{files}, {damaged or 'none'} damaged.", style="red" if damaged else "dim"))
+    line = f"{counted(len(checks), 'file')}, {damaged or 'none'} damaged."
+    screen.print(Text(line, style="red" if damaged else "dim"))
     for check in checks:
         if check.problem:
             note(check.problem)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from nodetrack.cli.command import AsJson, Folder, Project, compiled, ends_well, note, open_folder
 from nodetrack.cli.strict_json import json_text
-from nodetrack.cli.terminal import ago, console, moment, natural_width, printable, state_text, table
+from nodetrack.cli.terminal import ago, console, counted, moment, natural_width, printable, state_text, table
 from nodetrack.errors import UsageError
 from nodetrack.journal.folder import RunOverview, State
 from nodetrack.version import matches, version_key
@@ -246,5 +246,5 @@ def _table(shown: Sequence[RunOverview], chosen: Sequence[str]) -> Table:
 
 def _left_out_line(left_out: Counter[str]) -> str:
     kinds = ", ".join(f"{count} of {printable(word)}" for word, count in sorted(left_out.items()))
-    runs = "1 run" if left_out.total() == 1 else f"{left_out.total()} runs"
+    runs = counted(left_out.total(), "run")
     return f"{runs} of other environments left out ({kinds}): --all-environments shows them."

@@ -16,13 +16,28 @@ from rich.tree import Tree
 
 from nodetrack.cli.run_report import AttemptReport, EventReport, LastValues, RunReport
 from nodetrack.cli.strict_json import json_line
-from nodetrack.cli.terminal import ago, duration, event_text, moment, printable, state_text, table, value_text
+from nodetrack.cli.terminal import (
+    ago,
+    counted,
+    duration,
+    event_text,
+    moment,
+    printable,
+    state_text,
+    table,
+    value_text,
+)
 from nodetrack.records import JsonValue, StoredValue
 
 #: The most lines of a part, and the most columns of values.
 _LINES: Final = 40
 _FEW_LINES: Final = 10
 _VALUE_COLUMNS: Final = 4
+_DAMAGE: Final = {
+    "corrupt": "damaged record",
+    "unnamed_rows": "nameless row",
+    "unknown_records": "unknown record",
+}
 
 
 def print_page(screen: Console, report: RunReport, *, everything: bool) -> None:
@@ -59,7 +74,7 @@ def _left_out(count: int, what: str) -> list[RenderableType]:
     """The line that says what is not shown, if anything is."""
     if count <= 0:
         return []
-    return [Text(f"{count} {what}{'s' if count > 1 else ''} left out: --all shows all.", style="dim")]
+    return [Text(f"{counted(count, what)} left out: --all shows all.", style="dim")]
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -94,8 +109,8 @@ def _labelled_facts(report: RunReport) -> Iterator[tuple[str, str]]:
     yield "host", last.host + (f", process {last.pid}" if last.pid else "")
     yield "command", shlex.join(last.command)
     yield "started", f"{moment(report.attempts[0].started_ns)} ({ago(report.attempts[0].started_ns)})"
-    yield "ran", f"{duration(report.duration_seconds)} in {_counted(len(report.attempts), 'attempt')}"
-    yield "logged", f"{_counted(report.rows, 'row')}, next step {run['step']}"
+    yield "ran", f"{duration(report.duration_seconds)} in {counted(len(report.attempts), 'attempt')}"
+    yield "logged", f"{counted(report.rows, 'row')}, next step {run['step']}"
     yield "group", str(run["group"] or "")
     yield "job type", str(run["job_type"] or "")
     yield "tags", " ".join(_texts(run["tags"]))
@@ -117,10 +132,6 @@ def _commit(git: Mapping[str, JsonValue] | None) -> str:
 
 def _texts(value: JsonValue) -> list[str]:
     return [str(item) for item in value] if isinstance(value, Sequence) else []
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -252,10 +263,8 @@ def _nonfinite(counts: Mapping[str, int], most: int) -> list[RenderableType]:
 
 def _damage(damage: Mapping[str, JsonValue]) -> Iterator[str]:
     """What could not be read. A torn tail may be growing, so it is left to `journal verify` to judge."""
-    if damage["corrupt"]:
-        yield f"{damage['corrupt']} damaged records were skipped: `nodetrack journal verify` names the files."
-    if damage["unnamed_rows"]:
-        yield f"{damage['unnamed_rows']} rows were skipped because the record of their names is damaged."
-    if damage["unknown_records"]:
-        yield f"{damage['unknown_records']} records are of a kind that a later nodetrack writes."
+    for name, what in _DAMAGE.items():
+        count = damage[name]
+        if isinstance(count, int) and count:
+            yield f"{counted(count, what)} left out: `nodetrack journal verify` names the files."
     yield from _texts(damage["problems"])

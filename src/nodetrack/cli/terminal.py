@@ -95,6 +95,11 @@ def event_text(event: str, data: Mapping[str, JsonValue]) -> str:
     return printable(", ".join(pairs))
 
 
+def counted(count: int, what: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 # ---------------------------------------------------------------------------------------------------
 # Times
 
@@ -165,8 +170,7 @@ def value_text(value: StoredValue) -> str:
 
 def shortened(text: str, longest: int = 40) -> str:
     """The text in one line and quotation marks, cut where it is longer than a table should hold."""
-    shown = printable(text[: longest + 1])
-    return f"“{shown[:longest]}…”" if len(text) > longest else f"“{shown}”"
+    return f"“{printable(text[:longest])}{'…' if len(text) > longest else ''}”"
 
 
 def _length(value: object) -> int:

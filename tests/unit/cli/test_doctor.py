@@ -1,0 +1,95 @@
+"""`nodetrack doctor`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import nodetrack
+from nodetrack.settings import Settings
+
+if TYPE_CHECKING:
+    from conftest import Lab
+
+
+def test_every_setting_is_shown_with_its_value_and_where_that_came_from(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NODETRACK_ROLE", "validator")
+    Path(".env").write_text("NODETRACK_UID=7\n")
+    Path("nodetrack.toml").write_text('project = "from-the-file"\n')
+    settings = lab.json("doctor", "--json")["settings"]
+    assert list(settings) == list(Settings.model_fields)
+    assert settings["role"] == {"value": "validator", "origin": "NODETRACK_ROLE"}
+    assert settings["uid"]["value"] == "7"
+    assert settings["uid"]["origin"].startswith("NODETRACK_UID in ")
+    assert settings["project"] == {"value": "from-the-file", "origin": str(Path("nodetrack.toml").absolute())}
+    assert settings["heartbeat_seconds"] == {"value": 15.0, "origin": "default"}
+    assert ["role", "validator", "NODETRACK_ROLE"] in [
+        line.split() for line in lab.out("doctor").splitlines()
+    ]
+
+
+def test_secrets_in_settings_are_masked(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODETRACK_BACKENDS", '[{"kind": "influxdb", "token": "verysecret"}]')
+    printed = lab.out("doctor") + lab.out("doctor", "--json")
+    assert "influxdb" in printed
+    assert "verysecret" not in printed
+
+
+def test_versions_and_extras_are_shown(lab: Lab) -> None:
+    report = lab.json("doctor", "--json")
+    assert report["nodetrack"] == nodetrack.__version__
+    assert f"{sys.version_info.major}.{sys.version_info.minor}." in report["python"]
+    extras = {(extra["extra"], extra["package"]): extra["version"] for extra in report["extras"]}
+    assert {"parquet", "torch", "transformers", "wandb"} <= {extra for extra, _ in extras}
+    assert extras["parquet", "pyarrow"]
+
+
+def test_an_extra_that_is_missing_is_shown_as_missing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nodetrack.cli import doctor
+
+    monkeypatch.setattr(
+        doctor.metadata, "requires", lambda _: ['no-such-package>=1; extra == "imagined"', "rich>=13"]
+    )
+    assert lab.json("doctor", "--json")["extras"] == [
+        {"extra": "imagined", "package": "no-such-package", "version": None}
+    ]
+    assert "not installed" in lab.out("doctor")
+
+
+def test_runs_are_counted_by_project(lab: Lab) -> None:
+    assert "not there yet" in lab.out("doctor")
+    for project, uid in (("p", 1), ("p", 2), ("q", 1)):
+        lab.start(project=project, uid=uid).finish()
+    assert "runs: 2 of p, 1 of q" in lab.out("doctor")
+    assert lab.json("doctor", "--json")["runs_by_project"] == {"p": 2, "q": 1}
+
+
+def test_looking_makes_no_folder(lab: Lab) -> None:
+    lab.out("doctor")
+    assert not Path(".nodetrack").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_found_wrong(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(".nodetrack").mkdir()
+
+    def refuse(**_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    result = lab.run("doctor")
+    assert result.exit_code == 1
+    assert ".nodetrack cannot be written: Read-only file system." in result.stdout
+
+
+def test_a_folder_that_cannot_be_made_is_found_wrong(lab: Lab) -> None:
+    Path("taken").write_text("a file")
+    result = lab.run("doctor", "--dir", "taken/below")
+    assert result.exit_code == 1
+    assert f"{Path('taken').absolute()} is no folder" in result.stdout
+    assert list(Path().iterdir()) == [Path("taken")]

@@ -1,0 +1,207 @@
+"""`nodetrack runs`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Lab
+
+HEADINGS = "run name role uid state version attempts step last seen tags"
+
+
+def listed(lab: Lab, *options: str) -> list[str]:
+    """The names of the runs that are listed, in order."""
+    return [run["name"] for run in lab.json("runs", "--json", *options)["runs"]]
+
+
+def nodes(lab: Lab, **by_uid: dict[str, object]) -> None:
+    """One finished run for each uid."""
+    for uid, arguments in by_uid.items():
+        lab.start(uid=uid.removeprefix("u"), **arguments).finish()
+
+
+def test_a_run_is_listed_with_who_it_is_and_how_it_stands(lab: Lab) -> None:
+    with lab.start(tags=["eu", "stable"]) as run:
+        run.log({"a": 1.0}, step=41)
+    heading, line, cells = lab.out("runs").splitlines()
+    assert " ".join(heading.split()) == HEADINGS
+    assert set(line) == {"─"}
+    assert cells.split() == [
+        *(run.id, "miner-1", "miner", "1", "finished", "0.1.0", "1", "42", "0", "s", "ago", "eu", "stable")
+    ]
+
+
+def test_the_json_has_every_field_of_a_run(lab: Lab) -> None:
+    lab.start(group="night", notes="first").finish(3)
+    answer = lab.json("runs", "--json")
+    assert list(answer) == ["runs", "left_out_environments"]
+    (run,) = answer["runs"]
+    assert (run["project"], run["role"], run["uid"], run["environment"]) == ("p", "miner", "1", "prod")
+    assert (run["state"], run["reason"], run["group"], run["notes"]) == (
+        "crashed",
+        "exit code 3",
+        "night",
+        "first",
+    )
+    assert (run["version"], run["versions"], run["attempts"], run["tags"]) == ("0.1.0", ["0.1.0"], 1, [])
+    assert run["started_ns"] <= run["last_sign_ns"] <= time.time_ns()
+
+
+def test_runs_of_other_environments_are_left_out_and_counted(lab: Lab) -> None:
+    nodes(lab, u1={}, u2={"environment": "dev"}, u3={"environment": "dev"}, u4={"environment": "lab"})
+    printed = lab.out("runs")
+    assert "miner-1" in printed
+    assert "miner-2" not in printed
+    assert "3 runs of other environments left out (2 of dev, 1 of lab)" in printed
+    assert listed(lab, "--environment", "dev") == ["miner-2", "miner-3"]
+    assert lab.json("runs", "--json")["left_out_environments"] == {"dev": 2, "lab": 1}
+
+
+def test_all_environments_are_shown_with_their_names(lab: Lab) -> None:
+    nodes(lab, u1={}, u2={"environment": "dev"})
+    printed = lab.out("runs", "--all-environments")
+    assert "left out" not in printed
+    assert printed.splitlines()[-1].split()[-1] == "dev"
+
+
+def test_versions_are_sorted_and_filtered_as_pep_440_says(lab: Lab) -> None:
+    versions = {"u1": "1.9", "u2": "1.10", "u3": "1.10rc1", "u4": "2.0+cu121"}
+    nodes(lab, **{uid: {"version": version} for uid, version in versions.items()})
+    assert listed(lab, "--sort", "version") == ["miner-1", "miner-3", "miner-2", "miner-4"]
+    assert listed(lab, "--sort", "-version") == ["miner-4", "miner-2", "miner-3", "miner-1"]
+    assert listed(lab, "--version", ">=1.10") == ["miner-2", "miner-4"]
+    assert listed(lab, "--version", "==1.9") == ["miner-1"]
+
+
+def test_each_filter_keeps_what_it_names(lab: Lab) -> None:
+    nodes(
+        lab,
+        u1={"tags": ["eu", "stable"], "group": "night"},
+        u2={"tags": ["eu"], "role": "validator"},
+        u3={"project": "q", "name": "the long one"},
+    )
+    lab.start(uid=4).finish(1)
+    assert listed(lab, "--project", "q") == ["the long one"]
+    assert listed(lab, "--role", "validator") == ["validator-2"]
+    assert listed(lab, "--tag", "eu") == ["miner-1", "validator-2"]
+    assert listed(lab, "--tag", "eu", "--tag", "stable") == ["miner-1"]
+    assert listed(lab, "--group", "night") == ["miner-1"]
+    assert listed(lab, "--state", "crashed") == ["miner-4"]
+    assert listed(lab, "--state", "crashed", "--state", "finished", "--role", "miner") == [
+        *("miner-1", "miner-4", "the long one")
+    ]
+    assert listed(lab, "--name", "^miner-[14]$") == ["miner-1", "miner-4"]
+
+
+def test_names_are_sorted_as_people_count(lab: Lab) -> None:
+    nodes(lab, u10={}, u9={}, u1={})
+    assert listed(lab) == ["miner-1", "miner-9", "miner-10"]
+    assert listed(lab, "--sort", "-uid") == ["miner-10", "miner-9", "miner-1"]
+
+
+def test_the_columns_can_be_chosen(lab: Lab) -> None:
+    lab.start(group="night").finish(3)
+    heading, _, cells = lab.out("runs", "--columns", "name, last-seen,group,reason").splitlines()
+    assert heading.split() == ["name", "last", "seen", "group", "reason"]
+    assert cells.split() == ["miner-1", "0", "s", "ago", "night", "exit", "code", "3"]
+
+
+def test_the_project_is_a_column_where_there_are_several(lab: Lab) -> None:
+    nodes(lab, u1={}, u2={"project": "q"})
+    assert lab.out("runs").startswith("project")
+    assert not lab.out("runs", "--project", "q").startswith("project")
+
+
+def test_a_killed_run_and_a_running_one_are_told_apart(lab: Lab) -> None:
+    lab.killed_node("run.log({'a': 1.0})")
+    lab.start(uid=2)
+    states = {run["name"]: (run["state"], run["reason"]) for run in lab.json("runs", "--json")["runs"]}
+    assert states == {
+        "miner-1": ("crashed", "killed: the process ended without a word"),
+        "miner-2": ("running", ""),
+    }
+
+
+def test_a_folder_without_runs_is_no_error(lab: Lab) -> None:
+    result = lab.run("runs", "--json")
+    assert (result.exit_code, result.stdout) == (0, '{\n  "runs": [],\n  "left_out_environments": {}\n}\n')
+    assert "There are no runs in .nodetrack" in result.stderr
+
+
+def test_a_run_whose_journal_is_garbage_does_not_hide_the_others(lab: Lab) -> None:
+    nodes(lab, u2={})
+    run = lab.start(uid=1)
+    run.finish()
+    (path,) = lab.segments(run)
+    path.write_bytes(os.urandom(path.stat().st_size))
+    assert [run["uid"] for run in lab.json("runs", "--json", "--sort", "uid")["runs"]] == ["1", "2"]
+
+
+def test_what_a_name_holds_cannot_move_the_cursor(lab: Lab) -> None:
+    lab.start(name="\x1b[2Jgone\nnext").finish()
+    assert "\\x1b[2Jgone\\nnext" in lab.out("runs")
+
+
+def terminal(lab: Lab, columns: int, *arguments: str, **variables: str) -> str:
+    """What the program prints to a real terminal of that width."""
+    import pty
+
+    main, side = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), **variables}
+    with subprocess.Popen(
+        [sys.executable, "-m", "nodetrack", *arguments], stdout=side, env=environment
+    ) as process:
+        os.close(side)
+        printed = b""
+        while chunk := _read(main):
+            printed += chunk
+        assert process.wait() == 0
+    os.close(main)
+    return printed.decode()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # Linux says EIO when the other side is closed
+        return b""
+
+
+def test_states_have_colours_in_a_terminal_and_nowhere_else(lab: Lab) -> None:
+    lab.start().finish()
+    assert "\x1b[34mfinished\x1b[0m" in terminal(lab, 140, "runs")
+    assert "\x1b[34m" not in terminal(lab, 140, "runs", NO_COLOR="1")
+    assert "\x1b" not in lab.out("runs")
+
+
+def test_a_narrow_terminal_goes_without_a_column_rather_than_cut_an_id(lab: Lab) -> None:
+    run = lab.start(tags=["eu", "stable"], name="a-name-of-twenty-four-xx")
+    run.finish()
+    printed = re.sub("\x1b\\[[0-9;]*m", "", terminal(lab, 80, "runs"))
+    assert run.id in printed
+    assert "a-name-of-twenty-four-xx" in printed
+    assert "Too narrow for tags, role" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_columns_that_were_asked_for_are_never_dropped(lab: Lab) -> None:
+    lab.start(tags=["eu", "stable"]).finish()
+    printed = terminal(lab, 40, "runs", "--columns", "run,name,tags,role,uid", NO_COLOR="1")
+    assert "Too narrow" not in printed
+
+
+@pytest.mark.parametrize("width", [None, "40"])
+def test_nothing_is_cut_where_no_person_reads(lab: Lab, width: str | None) -> None:
+    name = "n" * 300
+    lab.start(name=name).finish()
+    variables = {**os.environ, **({"COLUMNS": width} if width else {})}
+    printed = subprocess.check_output([sys.executable, "-m", "nodetrack", "runs"], text=True, env=variables)
+    assert name in printed

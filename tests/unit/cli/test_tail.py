@@ -1,0 +1,158 @@
+"""`nodetrack tail`."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import nodetrack
+from nodetrack.journal.folder import RunFolder
+
+if TYPE_CHECKING:
+    from conftest import Lab
+
+#: A node that logs a step for each line that it is told.
+_LOGS_ON_DEMAND = """
+for line in sys.stdin:
+    run.log({"a": float(line)}, step=int(line))
+"""
+
+
+def tell(process: subprocess.Popen[str], text: object) -> None:
+    """Write one line to its standard input."""
+    assert process.stdin is not None
+    process.stdin.write(f"{text}\n")
+    process.stdin.flush()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """The next line that it prints."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def test_the_newest_rows_are_printed_oldest_first(lab: Lab) -> None:
+    with lab.start() as run:
+        lab.log_steps(run, range(50))
+    head, *rows = lab.out("tail", "miner-1", "-n", "3").splitlines()
+    assert head.startswith(f"attempt {run.attempt}, version 0.1.0, started ")
+    assert [row.split()[1:] for row in rows] == [["47", "a", "47"], ["48", "a", "48"], ["49", "a", "49"]]
+    assert [row["step"] for row in lab.lines("tail", "miner-1", "--json")] == list(range(30, 50))
+
+
+def test_rows_of_earlier_attempts_are_printed_where_the_last_has_too_few(lab: Lab) -> None:
+    with lab.start() as first:
+        lab.log_steps(first, range(5))
+    with lab.start(version="0.2.0") as second:
+        lab.log_steps(second, range(3, 6), plus=100)
+    rows = lab.lines("tail", "miner-1", "-n", "5", "--json")
+    assert [(row["attempt"], row["step"]) for row in rows] == [
+        *((first.attempt, step) for step in (3, 4)),
+        *((second.attempt, step) for step in (3, 4, 5)),
+    ]
+    assert [row["version"] for row in rows] == ["0.1.0"] * 2 + ["0.2.0"] * 3
+    assert lab.out("tail", "miner-1", "-n", "5").count("attempt ") == 2
+
+
+def test_the_rows_come_from_as_many_segments_as_it_takes(lab: Lab) -> None:
+    with lab.start(segment_bytes=4096) as run:
+        lab.log_steps(run, range(1000))
+    assert len(lab.segments(run)) > 3
+    assert [row["step"] for row in lab.lines("tail", "miner-1", "-n", "900", "--json")] == list(
+        range(100, 1000)
+    )
+
+
+def test_none_at_all_can_be_asked_for(lab: Lab) -> None:
+    with lab.start() as run:
+        lab.log_steps(run, range(3))
+    assert lab.out("tail", "miner-1", "-n", "0") == ""
+
+
+def test_only_metrics_that_fit_are_printed_and_rows_that_have_one(lab: Lab) -> None:
+    with lab.start() as run:
+        for step in range(30):
+            run.log(
+                {"train/loss": 1.0, "train/lr": 0.1, "eval": 2.0} if step % 10 == 0 else {"eval": 2.0},
+                step=step,
+            )
+    rows = lab.lines("tail", "miner-1", "-n", "2", "--metric", "^train/l[or]", "--json")
+    assert [row["step"] for row in rows] == [10, 20]
+    assert rows[0]["values"] == {"train/loss": 1.0, "train/lr": 0.1}
+    assert "eval" not in lab.out("tail", "miner-1", "--metric", "loss$")
+
+
+def test_the_rows_of_processes_that_share_an_attempt_are_merged_by_time(lab: Lab) -> None:
+    """After a fork each process writes its own segment."""
+    lab.node("""
+run.log({"a": 0.0}, step=0)
+child = os.fork()
+if child == 0:
+    run.log({"a": 1.0}, step=1)
+    os._exit(0)
+os.waitpid(child, 0)
+run.log({"a": 2.0}, step=2)
+run.finish()
+""")
+    assert [row["step"] for row in lab.lines("tail", "miner-1", "--json")] == [0, 1, 2]
+    assert [row["step"] for row in lab.lines("tail", "miner-1", "-n", "2", "--json")] == [1, 2]
+
+
+def test_a_context_stands_before_the_values(lab: Lab) -> None:
+    with lab.start() as run:
+        run.bind(stage="eval").log({"a": 1.0}, step=3)
+    assert lab.out("tail", "miner-1").splitlines()[-1].split()[1:] == ["3", "stage=eval", "a", "1"]
+
+
+def test_a_file_that_is_no_segment_is_named_once_and_stops_nothing(lab: Lab) -> None:
+    with lab.start() as run:
+        lab.log_steps(run, range(3))
+    path = Path(run.dir) / "segment-000002.ntj"
+    path.write_bytes(b"this is no segment")
+    result = lab.run("tail", "miner-1", "--json")
+    assert result.exit_code == 0
+    assert result.stdout.count("\n") == 3
+    assert result.stderr.count(path.name) == 1
+
+
+def test_follow_prints_what_comes_from_new_segments_and_new_attempts_until_ctrl_c(lab: Lab) -> None:
+    """A torn tail, as a killed process may leave it, does not stop it either."""
+    node = lab.open_node(_LOGS_ON_DEMAND)
+    tell(node, 0)
+    while not (runs := lab.json("runs", "--json")["runs"]) or runs[0]["step"] != 1:
+        pass
+    tail = lab.open_program("tail", "miner-1", "--follow", "-n", "1")
+    assert line(tail).startswith("attempt 0001-")
+    assert line(tail).split()[1:] == ["0", "a", "0"]
+    tell(node, 1)
+    assert line(tail).split()[1:] == ["1", "a", "1"]
+    node.kill()
+    node.wait()
+    run = RunFolder(Path(".nodetrack/p/runs") / runs[0]["run"], "p")
+    with lab.segments(run)[-1].open("ab") as torn:
+        torn.write(b"\x40\x00\x00\x00torn")
+    with lab.start(version="0.2.0", segment_bytes=4096) as second:
+        lab.log_steps(second, range(2, 500))
+    assert line(tail).startswith(f"attempt {second.attempt}, version 0.2.0")
+    assert [int(line(tail).split()[1]) for _ in range(2, 500)] == list(range(2, 500))
+    assert len(lab.segments(second)) > 3
+    assert line(tail).split()[1:] == ["finished"]
+    tail.send_signal(signal.SIGINT)
+    _, errors = tail.communicate()
+    assert (tail.returncode, errors) == (0, "")
+
+
+def test_follow_tells_of_alerts_and_rewinds(lab: Lab) -> None:
+    run = lab.start()
+    tail = lab.open_program("tail", "miner-1", "--follow")
+    run.log({"a": 1.0}, step=1)
+    assert line(tail).startswith("attempt ")
+    assert line(tail).split()[1:] == ["1", "a", "1"]
+    run.define_metric("a", summary="min")
+    run.rewind(0)
+    run.alert("look", "at it")
+    assert line(tail).split()[1:] == ["rewind", "step", "0"]
+    assert line(tail).split()[1:] == ["alert", "look:", "at", "it"]
+    assert nodetrack.run is run
