@@ -185,7 +185,7 @@ class JournalWriter:
         Unless the values are `checked`, TypeError is raised for one that is neither an int nor a float,
         OverflowError for an integer beyond 64 bits. Nothing else is raised.
         """
-        if key_set.segment is not self._segment or self._backlog:
+        while key_set.segment is not self._segment or self._backlog:
             if not checked:
                 self._check(step, values)
             if not (self._ready() and self._define(key_set)):
@@ -547,3 +547,32 @@ def _copy(source: int, target: int) -> int:
         _write_all(target, block)
         position += len(block)
     return position
+
+
+def _sync_file(fd: int) -> None:
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(fd)
+    else:  # macOS
+        os.fsync(fd)
+
+
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):  # the number is free again, whatever the file server says
+        os.close(fd)
+
+
+def _discard(fd: int, path: Path) -> None:
+    """Close and remove a file that did not come to be."""
+    _close(fd)
+    with contextlib.suppress(OSError):  # a file without a whole header holds no row
+        path.unlink(missing_ok=True)
+
+
+def _copy(source: int, target: int, size: int) -> None:
+    position = 0
+    while position < size:
+        block = os.pread(source, min(_COPY_BYTES, size - position), position)
+        if not block:
+            raise OSError(errno.EIO, "the deleted file ended early")
+        _write_all(target, block)
+        position += len(block)
