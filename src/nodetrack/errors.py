@@ -154,7 +154,8 @@ class DemoNodeError(DemoError):
 
     def __init__(self, node: str, exit_code: int, last_lines: str, output: Path) -> None:
         super().__init__(
-            f"{node} ended with exit code {exit_code}. The last it printed (all of it in {output}):\n{last_lines}"
+            f"{node} ended with exit code {exit_code}. "
+            f"The last it printed (all of it in {output}):\n{last_lines}"
         )
         self.node = node
         self.exit_code = exit_code
