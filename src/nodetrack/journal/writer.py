@@ -9,7 +9,6 @@ tries again about once a second; what the backlog cannot hold is counted as lost
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
 from collections import deque
@@ -20,6 +19,7 @@ from zlib import crc32
 
 import msgspec
 
+from nodetrack.journal import disk
 from nodetrack.journal.segment import (
     FRAME_HEAD,
     LENGTH_FACTOR,
@@ -35,11 +35,8 @@ from nodetrack.records import Kind, Payload, SegmentHeader, StoredValue
 
 DEFAULT_SEGMENT_BYTES: Final = 64 * 1024 * 1024
 BACKLOG_RECORDS: Final = 10_000
-_OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-_COPY_BYTES: Final = 1024 * 1024
 _ROTATE_RETRY_BYTES: Final = 1024 * 1024
 _MOST_RETIRED: Final = 16
-_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 BEFORE_ALL_STEPS: Final = -(2**63)
 
@@ -94,8 +91,8 @@ class KeySet:
 class _Segment:
     """The file that is written now, and what the writer knows of it.
 
-    Whether a key set is known is asked by comparing it with the writer's current one, so that to go over to another
-    segment is one assignment: a signal handler that logs sees the one or the other.
+    A key set remembers the segment that knows it, so that to go over to another segment is one assignment: a
+    signal handler that logs sees either the one or the other.
     """
 
     __slots__ = ("defined", "fd", "is_full", "path", "rotate_at", "size", "synced_size")
@@ -209,7 +206,7 @@ class JournalWriter:
         try:
             done = _write(segment.fd, framed)
             if done != len(framed):
-                _write_all(segment.fd, framed, done)
+                disk.write_all(segment.fd, framed, done)
         except OSError as error:
             self._write_failed(error)
             self._keep((key_set, step, time_ns, values, counted))
@@ -250,7 +247,7 @@ class JournalWriter:
         with self.lock:
             if self._closed:
                 return False
-            deleted = self._is_deleted()
+            deleted = self._segment is not _NO_SEGMENT and disk.is_deleted(self._segment.fd)
             remade = deleted and self._remake()
             if (remade or not deleted) and (self._backlog or self._failing):
                 self._retry()
@@ -290,7 +287,7 @@ class JournalWriter:
         self._failing = False
         for fd in inherited:
             if fd >= 0:
-                _close(fd)
+                disk.close(fd)
 
     # -- the file ------------------------------------------------------------------------------------
 
@@ -346,9 +343,9 @@ class JournalWriter:
         writer = self._writer or number
         try:
             header = encode_header(self._header(writer, number))
-            _write_all(fd, header)
-        except OSError:
-            _discard(fd, path)
+            disk.write_all(fd, header)
+        except BaseException:  # a Ctrl-C too
+            disk.discard(fd, path)
             raise
         self._writer = writer
         return _Segment(fd, path, len(header), len(header) + self._segment_bytes)
@@ -361,7 +358,7 @@ class JournalWriter:
         while True:
             path = self.folder / segment_name(number)
             try:
-                return os.open(path, _OPEN_FLAGS, 0o644), path, number
+                return disk.open_new(path), path, number
             except FileExistsError:
                 number += 1
 
@@ -396,7 +393,7 @@ class JournalWriter:
 
     def _append(self, segment: _Segment, framed: bytes) -> bool:
         try:
-            _write_all(segment.fd, framed)
+            disk.write_all(segment.fd, framed)
         except OSError as error:
             self._write_failed(error)
             return False
@@ -408,15 +405,8 @@ class JournalWriter:
     def _write_failed(self, error: OSError) -> None:
         """The file goes on when the disk has room again; after any other fault another is begun later."""
         self._report(error)
-        if error.errno not in _NO_ROOM:
+        if error.errno not in disk.NO_ROOM:
             self._leave_segment()
-
-    def _is_deleted(self) -> bool:
-        """Whether the file has no name any more, because it or its folder was deleted."""
-        try:
-            return self._segment is not _NO_SEGMENT and os.fstat(self._segment.fd).st_nlink == 0
-        except OSError:  # a file server that forgot the file: the next write says so
-            return False
 
     def _remake(self) -> bool:
         """The file was deleted under us: put its bytes, which we still hold, into a new one."""
@@ -427,10 +417,10 @@ class JournalWriter:
             self._report(error)
             return False
         try:
-            size = _copy(deleted.fd, fd)
+            size = disk.copy(deleted.fd, fd)
         except OSError as error:
             self._report(error)
-            _discard(fd, path)
+            disk.discard(fd, path)
             return False
         self._segment = _Segment(fd, path, size, deleted.rotate_at, deleted.defined)
         self._retire(deleted.fd)
@@ -443,7 +433,7 @@ class JournalWriter:
         """A new file under the old name, or under the next free one if something else has that name now."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            return os.open(path, _OPEN_FLAGS, 0o644), path
+            return disk.open_new(path), path
         except FileExistsError:
             return self._take_name()[:2]
 
@@ -453,15 +443,15 @@ class JournalWriter:
         """
         for fd in list(self._retired):
             with contextlib.suppress(OSError):  # a deleted or failing file has nothing left to save
-                _sync_file(fd)
+                disk.sync(fd)
             with self.lock:
                 if fd in self._retired:
                     self._retired.remove(fd)
-                    _close(fd)
+                    disk.close(fd)
 
     def _sync(self, segment: _Segment, size: int) -> None:
         try:
-            _sync_file(segment.fd)
+            disk.sync(segment.fd)
         except OSError as error:  # the next write reports a disk that is in trouble
             self.last_error = str(error)
             return
@@ -500,79 +490,3 @@ class JournalWriter:
                 f"cannot write {self.folder} ({error.strerror or error}); up to {self._backlog_records} "
                 "records wait in memory and are written when it works again, later ones are counted as lost"
             )
-
-
-def _write_all(fd: int, data: bytes, done: int = 0) -> None:
-    """Write all of it, of which `done` bytes are written. After a short write the kernel says only at the next one
-    whether anything is wrong; then what was torn is cut off again, and OSError is raised.
-    """
-    try:
-        while done < len(data):
-            count = _write(fd, data[done:])
-            if count == 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            done += count
-    except OSError:
-        if done:
-            _cut(fd, done)
-        raise
-
-
-def _cut(fd: int, count: int) -> None:
-    """Take the last bytes off a file. If that cannot be done, the file must not be written any more: EIO is raised."""
-    try:
-        os.ftruncate(fd, os.fstat(fd).st_size - count)
-    except OSError as error:
-        raise OSError(
-            errno.EIO, f"what a failed write left could not be cut off: {error.strerror}"
-        ) from error
-
-
-def _close(fd: int) -> None:
-    with contextlib.suppress(OSError):  # the number is free again, whatever the file server says
-        os.close(fd)
-
-
-def _discard(fd: int, path: Path) -> None:
-    """Close and remove a file that did not come to be."""
-    _close(fd)
-    with contextlib.suppress(OSError):  # a file without a whole header holds no row
-        path.unlink(missing_ok=True)
-
-
-def _copy(source: int, target: int) -> int:
-    """Copy a whole file; returns its size."""
-    position = 0
-    while block := os.pread(source, _COPY_BYTES, position):
-        _write_all(target, block)
-        position += len(block)
-    return position
-
-
-def _sync_file(fd: int) -> None:
-    if hasattr(os, "fdatasync"):
-        os.fdatasync(fd)
-    else:  # macOS
-        os.fsync(fd)
-
-
-def _close(fd: int) -> None:
-    with contextlib.suppress(OSError):  # the number is free again, whatever the file server says
-        os.close(fd)
-
-
-def _discard(fd: int, path: Path) -> None:
-    """Close and remove a file that did not come to be."""
-    _close(fd)
-    with contextlib.suppress(OSError):  # a file without a whole header holds no row
-        path.unlink(missing_ok=True)
-
-
-def _copy(source: int, target: int, size: int) -> None:
-    position = 0
-    while position < size:
-        block = os.pread(source, min(_COPY_BYTES, size - position), position)
-        if not block:
-            raise OSError(errno.EIO, "the deleted file ended early")
-        _write_all(target, block)
-        position += len(block)

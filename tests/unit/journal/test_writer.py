@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodetrack.journal import disk
 from nodetrack.journal import writer as writer_module
 from nodetrack.journal.null import NullJournal
 from nodetrack.journal.reader import SegmentReader
@@ -84,8 +85,9 @@ def test_a_row_is_taken_if_all_its_values_are_ints_or_floats_and_only_then(
     """Whatever the number of its key set, which moves the place where its values begin."""
     taken: list[bytes] = []
     key_set = KeySet(tuple(map(str, range(len(values)))), {})
-    key_set.number, key_set.types = number, key_set.places_of_types(number)
     writer = JournalWriter(Path(), lambda *_: pytest.fail("no segment is needed"), pytest.fail)
+    writer._segment = key_set.segment = writer_module._Segment(-1, Path(), 0, rotate_at=10**9)
+    key_set.number, key_set.types = number, key_set.places_of_types(number)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer_module, "_write", lambda _, data: taken.append(data) or len(data))
         try:
@@ -446,8 +448,15 @@ def log_in_between(monkeypatch: pytest.MonkeyPatch, function: str, interrupt: Ca
     monkeypatch.setattr(writer_module, function, interrupted)
 
 
-@pytest.mark.parametrize("function", ["_encode", "crc32", "_pack_head", "encode_payload", "frame"])
-@pytest.mark.parametrize("segment_bytes", [1_000_000, 1], ids=["no rotation", "rotation"])
+#: The calls of the writer on the way of a row, and of one that begins a segment.
+CALLS = ("_encode", "crc32", "_pack_head")
+CALLS_OF_A_SEGMENT = (*CALLS, "encode_payload", "frame", "segment_paths", "encode_header")
+
+
+@pytest.mark.parametrize(
+    ("function", "segment_bytes"),
+    [*((call, 1_000_000) for call in CALLS), *((call, 1) for call in CALLS_OF_A_SEGMENT)],
+)
 def test_a_signal_handler_that_logs_changes_no_names(
     new_journal: Callable[..., Journal],
     monkeypatch: pytest.MonkeyPatch,
@@ -469,6 +478,39 @@ def test_a_signal_handler_that_logs_changes_no_names(
     journal.log({"a": 1.0})
     read_back = sorted(tuple(row.items()) for row in journal.rows())
     assert read_back == sorted([(("a", 1.0),)] * 3 + [(("b", 2.0),)] * 2 + [(("handler", 7.0),)] * 2)
+    assert journal.troubles == []
+
+
+@pytest.mark.parametrize("function", [*CALLS_OF_A_SEGMENT, "_write"])
+def test_a_ctrl_c_in_the_middle_of_a_call_costs_no_other_row(
+    new_journal: Callable[..., Journal], monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    """A notebook goes on behind it. Later the disk is full, and only the torn bytes must be cut off."""
+    journal = new_journal(segment_bytes=1 if function in ("segment_paths", "encode_header") else 1_000_000)
+    journal.log_many(3)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if function == "_write":  # the bytes are in the file, and the writer never learns of it
+            patch.setattr(writer_module, "_write", lambda fd, data: os.write(fd, data) and interrupt())
+        else:
+            log_in_between(patch, function, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            journal.log({"interrupted": 0.5})
+    journal.log_many(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_module, "_write", lambda fd, data: os.write(fd, data[:20]))
+        patch.setattr(
+            disk, "_write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        )
+        journal.log()
+    journal.log_many(3)
+    assert journal.writer.pending == 4
+    journal.writer.tend()
+    acknowledged = [row.step for row in journal.rows() if row.names == ("loss",)]
+    assert acknowledged == list(range(10))
 
 
 def test_real_signals_in_a_busy_loop_change_no_names(new_journal: Callable[..., Journal]) -> None:
@@ -488,6 +530,7 @@ def test_real_signals_in_a_busy_loop_change_no_names(new_journal: Callable[..., 
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, previous)
     rows = journal.rows()
+    assert len([name for name in open_files() if name.startswith(str(journal.folder))]) <= 18
     assert len(rows) == 5000 + handled[0]
     assert all(row.names[0].endswith(f" {row.values[0]:.0f}") for row in rows)  # type: ignore[str-format]
 

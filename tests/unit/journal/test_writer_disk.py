@@ -185,8 +185,8 @@ def test_a_limit_on_the_size_of_files_begins_new_ones(tmp_path: Path) -> None:
 class FaultyDisk:
     """The calls of the writer that reach the disk, with faults that a test switches on.
 
-    A write under `write_fault` puts `torn_bytes` of what it was given into the file and then fails; an errno
-    of 0 is a short write, which the kernel does not call an error.
+    Under `write_fault` a write puts `torn_bytes` of what it was given into the file and says so; only the
+    next one fails. That is how kernels do it.
     """
 
     def __init__(self) -> None:
@@ -200,10 +200,10 @@ class FaultyDisk:
         if self.write_fault is None:
             return self._real_write(fd, data)
         torn = data[: min(self.torn_bytes, len(data) - 1)]
-        self._real_write(fd, torn)
-        if self.write_fault:
-            raise OSError(self.write_fault, os.strerror(self.write_fault))
-        return len(torn)
+        self.torn_bytes = 0
+        if torn or self.write_fault == 0:
+            return self._real_write(fd, torn)
+        raise OSError(self.write_fault, os.strerror(self.write_fault))
 
     def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
         if self.open_fault is not None:
@@ -296,6 +296,7 @@ def test_under_any_faults_each_row_is_on_disk_or_counted_and_the_order_stays(
     writer = attacked.writer
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer_module, "_write", attacked.disk.write)
+        patch.setattr(os, "write", attacked.disk.write)
         patch.setattr(os, "open", attacked.disk.open)
         patch.setattr(os, "ftruncate", attacked.disk.ftruncate)
         for operation in operations:
