@@ -33,7 +33,7 @@ STARTER = """
             schema_version=1, project="p", run="r", attempt="a", writer=writer, segment=segment, version="1")
 
     def write(process):
-        journal = JournalWriter(Path(folder), header, print, segment_bytes=20_000)
+        journal = JournalWriter(Path(folder), header, sys.exit, segment_bytes=20_000)
         key_set = KeySet((f"process {process}",), {})
         for step in range(rows):
             journal.write_row(key_set, step, step, [float(process)], True)

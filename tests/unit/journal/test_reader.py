@@ -21,7 +21,15 @@ from hypothesis import strategies as st
 
 from nodetrack.errors import JournalError
 from nodetrack.journal.reader import SegmentReader
-from nodetrack.journal.segment import MAGIC, Damage, encode_header, frame, scan_frames
+from nodetrack.journal.segment import (
+    LENGTH_FACTOR,
+    MAGIC,
+    MAX_PAYLOAD_BYTES,
+    Damage,
+    encode_header,
+    frame,
+    scan_frames,
+)
 from nodetrack.journal.writer import JournalWriter, KeySet
 from nodetrack.records import (
     AttemptFinished,
@@ -535,12 +543,18 @@ def is_map(payload: bytes) -> bool:
 def test_the_finish_record_is_found_from_the_end_of_the_file_alone(tmp_path: Path) -> None:
     """Also where the look begins in the middle of a record, and where torn bytes follow."""
     path = tmp_path / "segment-000001.ntj"
-    lines = [[Kind.CONSOLE, number, "stdout", "x" * 50] for number in range(5000)]
+    lines = [[Kind.CONSOLE, number, "stdout", text_like_lengths() * 12] for number in range(5000)]
     path.write_bytes(segment_of(*lines, [Kind.FINISH, 5, "crashed", 3, "exit code 3"]) + b"torn")
     for tail_bytes in range(300, 400):
         finish = SegmentReader(path).read_finish(tail_bytes)
         assert finish is not None
         assert (finish.state, finish.exit_code, finish.reason) == ("crashed", 3, "exit code 3")
+
+
+def text_like_lengths() -> str:
+    """Four characters that look like the length of a large record to whoever begins to read at them."""
+    marked = (struct.pack("<I", length * LENGTH_FACTOR) for length in range(1_000_000, MAX_PAYLOAD_BYTES))
+    return next(four for four in marked if max(four) < 128).decode()
 
 
 @pytest.mark.parametrize("data", [b"", MAGIC, segment_of(), segment_of([Kind.CONSOLE, 1, "stdout", "x"])])
@@ -552,5 +566,5 @@ def test_an_attempt_that_was_killed_has_no_finish_record(tmp_path: Path, data: b
 
 def test_a_last_record_of_one_byte_is_no_finish_record(tmp_path: Path) -> None:
     path = tmp_path / "segment-000001.ntj"
-    path.write_bytes(encode_header(HEADER) + frame(b"\x90"))
+    path.write_bytes(segment_of([Kind.CONSOLE, 1, "stdout", "x"]) + frame(b"\x90"))
     assert SegmentReader(path).read_finish() is None

@@ -101,6 +101,20 @@ def test_a_disk_that_fills_up_while_it_is_written_loses_nothing(
     assert journal.steps() == list(range(journal.step))
 
 
+def test_what_still_waits_at_the_end_is_counted_as_lost(
+    small_disk: Path, new_journal: Callable[..., Journal]
+) -> None:
+    journal = new_journal(small_disk / "run")
+    journal.log()
+    fill(small_disk)
+    journal.log_many(1000)
+    waiting = journal.writer.pending
+    journal.writer.close()
+    assert waiting > 0
+    assert (journal.writer.lost, journal.writer.pending) == (waiting, 0)
+    assert journal.steps() == list(range(1001 - waiting))
+
+
 def test_a_run_can_begin_on_a_full_disk(small_disk: Path, new_journal: Callable[..., Journal]) -> None:
     ballast = fill(small_disk)
     journal = new_journal(small_disk / "run")
@@ -303,6 +317,7 @@ def test_under_any_faults_each_row_is_on_disk_or_counted_and_the_order_stays(
             attacked.do(*operation)
         attacked.disk.heal()
         writer.tend()
+        assert (writer.pending, writer.failing) == (0, False)
         writer.close()
     rows = attacked.rows()
     steps = [row.step for row in rows]
