@@ -234,7 +234,9 @@ def test_the_file_changes_at_once_and_only_if_all_went_well(
         result = lab.run("export", "miner-1", "-o", "rows.jsonl")
     assert (result.exit_code, result.stderr) == (2, "nodetrack: rows.jsonl: No space left on device.\n")
     assert Path("rows.jsonl").read_text() == "what was there\n"
-    lab.out("export", "miner-1", "-o", "rows.jsonl")
+    with Path("rows.jsonl").open() as opened_before:
+        lab.out("export", "miner-1", "-o", "rows.jsonl")
+        assert opened_before.read() == "what was there\n"  # who reads it meanwhile sees one or the other
     assert Path("rows.jsonl").read_text().count("\n") == 3
     assert [path.name for path in Path().iterdir() if "rows" in path.name] == ["rows.jsonl"]
     plain = Path("plain")
