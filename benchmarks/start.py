@@ -25,7 +25,7 @@ from benchmarks.report import Topic, target
 
 _ROUNDS: Final = 3
 _IMPORT_ROUNDS: Final = 15
-#: The least that any use of pydantic loads: `import pydantic` alone loads next to nothing, the first model a lot.
+#: The least that any use of pydantic loads: the first model loads much more than the bare import does.
 _PYDANTIC: Final = "import pydantic; pydantic.create_model('Model', number=(int, 1))"
 _MARK: Final = "@stage"
 _SETTLE_SECONDS: Final = 0.3

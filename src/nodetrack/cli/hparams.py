@@ -7,17 +7,16 @@ hyper-parameters cannot be read (or, with `--strict`, are doubtful).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from nodetrack.errors import NodetrackError, UsageError
+from nodetrack.cli.command import ends_well, note
+from nodetrack.cli.terminal import console, table
+from nodetrack.errors import UsageError
 from nodetrack.hparams.explain import Entry, Explained, explain_defaults, explain_file, explain_hparams
 from nodetrack.hparams.layers import Json, KeyPath, Origin
 
@@ -56,6 +55,7 @@ _WIDEST_KEY_COLUMN = 40
 
 
 @app.command()
+@ends_well
 def show(
     overrides: Overrides = None,
     folder: Folder = Path(),
@@ -65,16 +65,16 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print the values that a node started now would have."""
-    with _errors_in_one_sentence():
-        explained = _told(explain_hparams(folder, local, overrides or (), strict))
-        entries = [entry for entry in explained.entries if entry.is_changed or not changed]
-        if as_json:
-            _print_json(_only(explained.values, {entry.path for entry in entries}))
-        else:
-            _print_table(("key", "value", "unit", "meaning"), [_show_row(entry) for entry in entries])
+    explained = _told(explain_hparams(folder, local, overrides or (), strict))
+    entries = [entry for entry in explained.entries if entry.is_changed or not changed]
+    if as_json:
+        _print_json(_only(explained.values, {entry.path for entry in entries}))
+    else:
+        _print_table(("key", "value", "unit", "meaning"), [_show_row(entry) for entry in entries])
 
 
 @app.command()
+@ends_well
 def explain(
     keys_and_overrides: KeysAndOverrides = None,
     folder: Folder = Path(),
@@ -85,17 +85,17 @@ def explain(
 ) -> None:
     """Print where each value was written and what it overrode."""
     keys, overrides = _split(keys_and_overrides or ())
-    with _errors_in_one_sentence():
-        explained = _told(explain_hparams(folder, local, overrides, strict))
-        selected = [entry for key in keys for entry in explained.select(key)] if keys else explained.entries
-        entries = [entry for entry in _once(selected) if entry.is_changed or not changed]
-        if as_json:
-            _print_json([_explain_json(entry) for entry in entries])
-        else:
-            _print_table(("key", "value", "origin", "overridden"), [_explain_row(entry) for entry in entries])
+    explained = _told(explain_hparams(folder, local, overrides, strict))
+    selected = [entry for key in keys for entry in explained.select(key)] if keys else explained.entries
+    entries = [entry for entry in _once(selected) if entry.is_changed or not changed]
+    if as_json:
+        _print_json([_explain_json(entry) for entry in entries])
+    else:
+        _print_table(("key", "value", "origin", "overridden"), [_explain_row(entry) for entry in entries])
 
 
 @app.command()
+@ends_well
 def diff(
     sides_and_overrides: SidesAndOverrides,
     folder: Folder = Path(),
@@ -110,29 +110,19 @@ def diff(
     --local and overrides apply to the last side: `diff . . --local` shows what that layer changes.
     """
     sides, overrides = _split(sides_and_overrides)
-    with _errors_in_one_sentence():
-        before, after = _sides(sides, folder, local, overrides, strict)
-        differences = [pair for pair in _pairs(before, after) if _value_json(pair[0]) != _value_json(pair[1])]
-        if as_json:
-            _print_json([_diff_json(pair) for pair in differences])
-        else:
-            last = " ".join([sides[-1], *(["--local"] if local else []), *overrides])
-            first = sides[0] if len(sides) > 1 else "built-in defaults"
-            _print_table(("key", first, last), [_diff_row(pair) for pair in differences])
-
-
-@contextmanager
-def _errors_in_one_sentence() -> Iterator[None]:
-    try:
-        yield
-    except NodetrackError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    before, after = _sides(sides, folder, local, overrides, strict)
+    differences = [pair for pair in _pairs(before, after) if _value_json(pair[0]) != _value_json(pair[1])]
+    if as_json:
+        _print_json([_diff_json(pair) for pair in differences])
+    else:
+        last = " ".join([sides[-1], *(["--local"] if local else []), *overrides])
+        first = sides[0] if len(sides) > 1 else "built-in defaults"
+        _print_table(("key", first, last), [_diff_row(pair) for pair in differences])
 
 
 def _told(explained: Explained) -> Explained:
     for message in explained.messages:
-        typer.echo(f"warning: {message}", err=True)
+        note(message)
     return explained
 
 
@@ -253,13 +243,12 @@ def _print_json(value: object) -> None:
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table()
-    for column in columns:
-        table.add_column(Text(_printable(column)), overflow="fold")
-    table.columns[0].min_width = min(_WIDEST_KEY_COLUMN, max((len(row[0]) for row in rows), default=0))
+    """The key stays whole; values, origins and meanings may take several lines."""
+    listed = table(columns[0], *(f"{column}~" for column in columns[1:]))
+    listed.columns[0].min_width = min(_WIDEST_KEY_COLUMN, max((len(row[0]) for row in rows), default=0))
     for row in rows:
-        table.add_row(*(Text(_printable(cell)) for cell in row))
-    Console().print(table)
+        listed.add_row(*(Text(_printable(cell)) for cell in row))
+    console().print(listed)
 
 
 def _printable(text: str) -> str:

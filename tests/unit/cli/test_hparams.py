@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -30,9 +32,10 @@ def hparams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 
 def rows(result: Result) -> list[list[str]]:
-    """The cells of a printed table, without its head."""
-    lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
-    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+    """The cells of a printed table, line by line, without its head. Columns begin below their titles."""
+    head, _, *lines = [line for line in result.stdout.splitlines() if line.strip()]
+    starts = [title.start() for title in re.finditer(r"\S+(?: \S+)*", head)]
+    return [[line[a:b].strip() for a, b in pairwise([*starts, None])] for line in lines]
 
 
 def test_show_prints_every_value_with_unit_and_meaning(hparams: Command) -> None:
@@ -111,28 +114,34 @@ def test_explain_without_keys_explains_all_and_a_group_explains_its_members(hpar
 def test_an_unknown_key_is_a_warning_and_strictly_exit_code_2(hparams: Command) -> None:
     told = "override learning_rte=1: unknown key 'learning_rte'; did you mean 'learning_rate'?"
     result = hparams("show", "--json", "learning_rte=1")
-    assert (result.exit_code, result.stderr) == (0, f"warning: {told}\n")
+    assert (result.exit_code, result.stderr) == (0, f"nodetrack: {told}\n")
     assert json.loads(result.stdout)["learning_rte"] == 1
     result = hparams("show", "--strict", "learning_rte=1")
-    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"error: {told}\n")
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"nodetrack: {told}\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["show", "--dir", "gone"], "error: gone is not a folder; pass the one that holds hparams.json.\n"),
-        (["show", "seed=x"], 'error: override seed=x: seed must be a whole number, not "x".\n'),
+        (
+            ["show", "--dir", "gone"],
+            "nodetrack: gone is not a folder; pass the one that holds hparams.json.\n",
+        ),
+        (["show", "seed=x"], 'nodetrack: override seed=x: seed must be a whole number, not "x".\n'),
         (
             ["show", "seed"],
-            "error: Override 'seed' is not of the form key=value, such as torchtitan.dp_shard=2.\n",
+            "nodetrack: Override 'seed' is not of the form key=value, such as torchtitan.dp_shard=2.\n",
         ),
-        (["explain", "sede"], "error: There is no key 'sede'; did you mean 'seed'?\n"),
-        (["diff", "gone.json"], "error: gone.json does not exist; name a folder or a JSON file.\n"),
-        (["diff", ".", ".", "."], "error: diff compares one or two folders or files, not 3; name A and B.\n"),
-        (["diff", "seed=1"], "error: diff compares one or two folders or files, not 0; name A and B.\n"),
+        (["explain", "sede"], "nodetrack: There is no key 'sede'; did you mean 'seed'?\n"),
+        (["diff", "gone.json"], "nodetrack: gone.json does not exist; name a folder or a JSON file.\n"),
+        (
+            ["diff", ".", ".", "."],
+            "nodetrack: diff compares one or two folders or files, not 3; name A and B.\n",
+        ),
+        (["diff", "seed=1"], "nodetrack: diff compares one or two folders or files, not 0; name A and B.\n"),
         (
             ["diff", "hparams.json", "--local"],
-            "error: --local needs a folder, and hparams.json is none; name the file itself.\n",
+            "nodetrack: --local needs a folder, and hparams.json is none; name the file itself.\n",
         ),
     ],
 )
@@ -159,9 +168,7 @@ def test_diff_shows_what_the_local_run_and_overrides_change(hparams: Command) ->
 
 def test_diff_heads_each_side_with_what_it_is(hparams: Command) -> None:
     def head(*arguments: str) -> list[str]:
-        return [
-            cell.strip() for cell in hparams("diff", *arguments).stdout.splitlines()[1].strip("┃").split("┃")
-        ]
+        return re.split(r"  +", hparams("diff", *arguments).stdout.splitlines()[0].strip())
 
     assert head(".", ".", "--local", "extra.a=x[b]") == ["key", ".", ". --local extra.a=x[b]"]
     assert head(".") == ["key", "built-in defaults", "."]
