@@ -239,7 +239,7 @@ class JournalWriter:
     def write(self, payload: Payload) -> None:
         """Record anything that is not a row. A record beyond the size limit is counted as lost."""
         encoded = encode_payload(payload)
-        if self._fits(len(encoded)) and not (self._ready() and self._append(self._segment, frame(encoded))):
+        if self._fits(len(encoded)) and not (self._ready() and self._append(frame(encoded))):
             self._keep(payload)
 
     def tend(self) -> bool:
@@ -363,7 +363,10 @@ class JournalWriter:
                 number += 1
 
     def _define(self, key_set: KeySet) -> bool:
-        """Write a key set, twice: every row of the segment needs it, so no single fault may take it away."""
+        """Write a key set, twice: every row of the segment needs it, so no single fault may take it away.
+
+        When this returns True, a signal handler may have begun another segment, which does not know it.
+        """
         segment = self._segment
         if key_set.segment is segment:
             return True
@@ -376,10 +379,8 @@ class JournalWriter:
         twice = frame(payload) * 2
         types = key_set.places_of_types(number)
         segment.rotate_at += len(twice)  # a segment is full by its rows, not by its key sets
-        if not self._append(segment, twice):
+        if not self._append(twice, segment):
             return False
-        if segment is not self._segment:  # it is full, or such a handler began another
-            return self._ready() and self._define(key_set)
         key_set.number, key_set.types, key_set.segment = number, types, segment
         return True
 
@@ -391,9 +392,15 @@ class JournalWriter:
         self.last_error = f"a record of {size} bytes is over the limit of {MAX_PAYLOAD_BYTES}"
         return False
 
-    def _append(self, segment: _Segment, framed: bytes) -> bool:
+    def _append(self, framed: bytes, only_to: _Segment | None = None) -> bool:
+        """Whether frames need not wait: they are written, or `only_to` is not the current segment any more."""
+        segment = self._segment
+        if only_to is not None and only_to is not segment:
+            return True
         try:
-            disk.write_all(segment.fd, framed)
+            done = _write(segment.fd, framed)  # without a call since the look: a handler might close the file
+            if done != len(framed):
+                disk.write_all(segment.fd, framed, done)
         except OSError as error:
             self._write_failed(error)
             return False

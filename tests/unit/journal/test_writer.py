@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -11,7 +12,7 @@ import sys
 import textwrap
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -46,6 +47,17 @@ NO_NUMBERS: Sequence[object] = [
     b"abc\xcbabcdefgh",
     object(),
 ]
+
+
+@contextlib.contextmanager
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A disk that takes the first bytes of a row and then no more."""
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_module, "_write", lambda fd, data: os.write(fd, data[:20]))
+        patch.setattr(
+            disk, "_write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        )
+        yield
 
 
 # -- which values are taken -----------------------------------------------------------------------------
@@ -471,6 +483,7 @@ def test_a_signal_handler_that_logs_changes_no_names(
         journal.log({"handler": 7.0})
         journal.log({"handler": 7.0})
         journal.log({"b": 2.0})
+        journal.writer.sync()  # closes what is full
 
     log_in_between(monkeypatch, function, handler)
     journal.log({"a": 1.0})
@@ -479,6 +492,38 @@ def test_a_signal_handler_that_logs_changes_no_names(
     read_back = sorted(tuple(row.items()) for row in journal.rows())
     assert read_back == sorted([(("a", 1.0),)] * 3 + [(("b", 2.0),)] * 2 + [(("handler", 7.0),)] * 2)
     assert journal.troubles == []
+
+
+@pytest.mark.parametrize("function", ["encode_payload", "frame", "_encode"])
+def test_a_key_set_is_not_written_into_a_segment_that_was_begun_meanwhile(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    """Its number belongs to the segment before; here it is another's."""
+    journal.writer.open()
+
+    def handler() -> None:
+        journal.writer.forget_key_sets()
+        journal.log({"handler": 7.0})
+
+    log_in_between(monkeypatch, function, handler)
+    journal.log({"a": 1.0})
+    journal.log({"handler": 7.0})
+    journal.log({"a": 1.0})
+    read_back = sorted(tuple(row.items()) for row in journal.rows())
+    assert read_back == [(("a", 1.0),)] * 2 + [(("handler", 7.0),)] * 2
+
+
+@pytest.mark.parametrize("function", ["encode_payload", "frame", "_encode"])
+def test_a_signal_handler_with_new_names_does_not_take_the_number_of_others(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    """Both are about to be defined at once, in one segment."""
+    log_in_between(monkeypatch, function, lambda: journal.log({"handler": 7.0}))
+    for _ in range(3):
+        journal.log({"a": 1.0})
+        journal.log({"handler": 7.0})
+    read_back = sorted(tuple(row.items()) for row in journal.rows())
+    assert read_back == [(("a", 1.0),)] * 3 + [(("handler", 7.0),)] * 4
 
 
 @pytest.mark.parametrize("function", [*CALLS_OF_A_SEGMENT, "_write"])
@@ -500,11 +545,7 @@ def test_a_ctrl_c_in_the_middle_of_a_call_costs_no_other_row(
         with pytest.raises(KeyboardInterrupt):
             journal.log({"interrupted": 0.5})
     journal.log_many(3)
-    with monkeypatch.context() as patch:
-        patch.setattr(writer_module, "_write", lambda fd, data: os.write(fd, data[:20]))
-        patch.setattr(
-            disk, "_write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
-        )
+    with full_disk(monkeypatch):
         journal.log()
     journal.log_many(3)
     assert journal.writer.pending == 4
@@ -588,9 +629,9 @@ class TestFork:
     ) -> None:
         """It has no thread that would try again for it, and must not write its parent's waiting rows."""
         journal.log()
-        with monkeypatch.context() as patch:
-            patch.setattr(writer_module, "_write", lambda *_: 0)
+        with full_disk(monkeypatch):
             journal.log()
+        assert journal.writer.failing
 
         def child() -> None:
             journal.writer.after_fork_in_child()

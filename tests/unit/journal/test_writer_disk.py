@@ -101,6 +101,21 @@ def test_a_disk_that_fills_up_while_it_is_written_loses_nothing(
     assert journal.steps() == list(range(journal.step))
 
 
+@pytest.mark.parametrize("backlog_records", [0, 1, 10])
+def test_a_disk_that_stays_full_is_told_of_once(
+    small_disk: Path, new_journal: Callable[..., Journal], backlog_records: int
+) -> None:
+    """Also where nothing may wait: only a row that waits shows whether the disk works again."""
+    journal = new_journal(small_disk / "run", backlog_records=backlog_records)
+    journal.log()
+    fill(small_disk)
+    for _ in range(3):
+        journal.log_many(500)
+        journal.writer.tend()
+    assert len(journal.troubles) == 1
+    assert journal.writer.written + journal.writer.pending + journal.writer.lost == 1501
+
+
 def test_what_still_waits_at_the_end_is_counted_as_lost(
     small_disk: Path, new_journal: Callable[..., Journal]
 ) -> None:
