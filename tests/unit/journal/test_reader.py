@@ -543,7 +543,8 @@ def is_map(payload: bytes) -> bool:
 def test_the_finish_record_is_found_from_the_end_of_the_file_alone(tmp_path: Path) -> None:
     """Also where the look begins in the middle of a record, and where torn bytes follow."""
     path = tmp_path / "segment-000001.ntj"
-    lines = [[Kind.CONSOLE, number, "stdout", text_like_lengths() * 12] for number in range(5000)]
+    text = text_like_lengths() * 12
+    lines = [[Kind.CONSOLE, number, "stdout", text] for number in range(5000)]
     path.write_bytes(segment_of(*lines, [Kind.FINISH, 5, "crashed", 3, "exit code 3"]) + b"torn")
     for tail_bytes in range(300, 400):
         finish = SegmentReader(path).read_finish(tail_bytes)
