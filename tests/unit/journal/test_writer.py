@@ -63,7 +63,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # -- which values are taken -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=[type(value).__name__ for value in NO_NUMBERS])
 @pytest.mark.parametrize("others", [[], [0.5], [0.5] * 14, [0.5] * 15, [1, 0.5]], ids=len)
 def test_a_value_that_is_no_number_is_refused_and_nothing_is_written(
     journal: Journal, value: object, others: list[StoredValue]
