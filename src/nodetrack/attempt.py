@@ -29,6 +29,8 @@ from nodetrack.settings import Settings
 
 RUN_FILE: Final = "run.json"
 HEARTBEAT_FILE: Final = "heartbeat"
+#: So much is logged between two marks; see `journal.recover`.
+MARK_BYTES: Final = 1024 * 1024
 
 
 class Labels(msgspec.Struct, frozen=True):
@@ -215,8 +217,12 @@ class Attempt:
         self.state.record(Kind.EVENT, "signal", {"signal": name})
 
     def _tend(self) -> None:
-        if self.state.journal.tend():
+        journal = self.state.journal
+        if journal.tend():
             self._write_side_files()
+        with journal.lock:
+            if journal.unmarked_bytes >= MARK_BYTES and not self.state.finished:
+                self.state.mark()
 
     def _beat(self) -> None:
         touch(self.state.identity.attempt_folder / HEARTBEAT_FILE)

@@ -32,6 +32,7 @@ class Kind(IntEnum):
     SYSTEM = 7
     EVENT = 8
     FINISH = 9
+    MARK = 10
 
 
 class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -130,6 +131,16 @@ class Event(Record, frozen=True, kw_only=True):
     time_ns: int
     name: str
     data: Mapping[str, JsonValue]
+
+
+class Mark(Record, frozen=True, kw_only=True):
+    """Where the run stands here, written now and then so that nobody has to read all to know."""
+
+    time_ns: int
+    step: int
+    counter: int
+    summary: Mapping[str, JsonValue]
+    labels: Mapping[str, JsonValue]
 
 
 class AttemptFinished(Record, frozen=True, kw_only=True):

@@ -171,6 +171,11 @@ class RunState:
         """Write a record of `kind`, stamped now."""
         self.journal.write([int(kind), time.time_ns(), *fields])
 
+    def mark(self) -> None:
+        """Write where the run stands, so that the next attempt need not read the whole segment to know."""
+        standing = (self.step, self.counter, plain_values(self.summary), self.labels)
+        self.journal.mark([int(Kind.MARK), time.time_ns(), *standing])
+
     def header(self, writer: int, segment: int) -> SegmentHeader:
         """What the header of the next segment says."""
         identity = self.identity

@@ -17,6 +17,7 @@ from nodetrack.records import (
     ConsoleLine,
     Event,
     Kind,
+    Mark,
     Record,
     Row,
     RunEdited,
@@ -27,6 +28,7 @@ from nodetrack.records import (
 )
 
 _Names = tuple[tuple[str, ...], Mapping[str, str]]
+_RowFields = tuple[int, int, list[StoredValue], int, int]
 _decode: Callable[[bytes], list[object]] = msgspec.msgpack.Decoder(list).decode
 _KEYSET = int(Kind.KEYSET)
 
@@ -49,6 +51,7 @@ class SegmentReader:
         self.offset = 0
         self._key_sets: dict[int, _Names] = {}
         self._magic_is_damaged = False
+        self._names_are_needed = True
 
     def read(self, limit: int = -1) -> Iterator[Record]:
         """Every whole record behind `offset`, in the order written; within the next `limit` bytes, if given.
@@ -92,18 +95,29 @@ class SegmentReader:
 
     def read_finish(self, tail_bytes: int = 64 * 1024) -> AttemptFinished | None:
         """The finish record, if the segment ends with it, without reading more than the end of the file."""
-        with self.path.open("rb") as file:
-            size = file.seek(0, 2)
-            start = max(len(MAGIC), size - tail_bytes)
-            file.seek(start)
-            data = file.read()
         found = None
-        first = find_frame(data, 0)  # the look may begin in the middle of a record
-        for offset, begin, end in scan_frames(data, len(data) if first is None else first, Damage()):
-            if data[begin] & 0xF0 == 0x90 and data[begin + 1 : begin + 2] == bytes((Kind.FINISH,)):
-                record = self._record(start + offset, data[begin:end])
+        for offset, payload in self._tail(tail_bytes):
+            if payload[0] & 0xF0 == 0x90 and payload[1:2] == bytes((Kind.FINISH,)):
+                record = self._record(offset, payload)
                 found = record if isinstance(record, AttemptFinished) else found
         return found
+
+    def read_tail(self, tail_bytes: int) -> Iterator[Record]:
+        """The records within the last `tail_bytes`. A row whose names are said before them has none here."""
+        self._names_are_needed = False
+        for offset, payload in self._tail(tail_bytes):
+            record = self._record(offset, payload)
+            if record is not None:
+                yield record
+
+    def _tail(self, tail_bytes: int) -> Iterator[tuple[int, bytes]]:
+        with self.path.open("rb") as file:
+            start = max(len(MAGIC), file.seek(0, 2) - tail_bytes)
+            file.seek(start)
+            data = file.read()
+        first = find_frame(data, 0)  # the look may begin in the middle of a record
+        for offset, begin, end in scan_frames(data, len(data) if first is None else first, Damage()):
+            yield start + offset, data[begin:end]
 
     def _record(self, offset: int, payload: bytes) -> Record | None:
         if payload[0] & 0xF0 == 0x80 or payload[0] in (0xDE, 0xDF):  # a map: only the header is one
@@ -128,22 +142,25 @@ class SegmentReader:
 
     def row(self, offset: int, fields: list[object]) -> Row | None:
         """A row with its names in place; None when its key set is damaged."""
-        named = self._key_sets.get(cast("int", fields[1]))
+        _, number, values, step, time_ns = cast("_RowFields", fields[:5])
+        named = self._key_sets.get(number)
         if named is None:
-            self.unnamed_rows += 1
-            return None
+            if self._names_are_needed:
+                self.unnamed_rows += 1
+                return None
+            named, values = ((), {}), []
         names, context = named
-        values = cast("list[StoredValue]", fields[2])
         if len(values) != len(names):
             raise ValueError
+        counted = len(fields) > 5
         return Row(
             offset=offset,
             names=names,
             values=values,
-            step=cast("int", fields[3]),
-            time_ns=cast("int", fields[4]),
+            step=step,
+            time_ns=time_ns,
             context=context,
-            counted=len(fields) > 5,
+            counted=counted,
         )
 
     def system_row(self, offset: int, fields: list[object]) -> SystemRow | None:
@@ -180,5 +197,6 @@ _MAKERS: Mapping[int, Callable[[SegmentReader, int, list[object]], Record | None
     Kind.TAGS: _plain(RunEdited, "time_ns", "fields"),
     Kind.CONSOLE: _plain(ConsoleLine, "time_ns", "stream", "text"),
     Kind.EVENT: _plain(Event, "time_ns", "name", "data"),
+    Kind.MARK: _plain(Mark, "time_ns", "step", "counter", "summary", "labels"),
     Kind.FINISH: _plain(AttemptFinished, "time_ns", "state", "exit_code", "reason"),
 }

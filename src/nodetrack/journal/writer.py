@@ -95,13 +95,14 @@ class _Segment:
     signal handler that logs sees either the one or the other.
     """
 
-    __slots__ = ("defined", "fd", "is_full", "path", "rotate_at", "size", "synced_size")
+    __slots__ = ("defined", "fd", "is_full", "marked_size", "path", "rotate_at", "size", "synced_size")
 
     def __init__(self, fd: int, path: Path, size: int, rotate_at: int, defined: int = 0) -> None:
         self.fd = fd
         self.path = path
         self.size = size
         self.synced_size = 0
+        self.marked_size = 0
         self.rotate_at = rotate_at
         #: How many key sets have a number in it.
         self.defined = defined
@@ -159,6 +160,16 @@ class JournalWriter:
         return len(self._backlog)
 
     @property
+    def unmarked_bytes(self) -> int:
+        """How much this segment has grown since `mark`, or since it was begun."""
+        return self._segment.size - self._segment.marked_size
+
+    def mark(self, payload: Payload) -> None:
+        """Record where the run stands; see `journal.recover`."""
+        self.write(payload)
+        self._segment.marked_size = self._segment.size
+
+    @property
     def failing(self) -> bool:
         """Whether the disk refused the last write."""
         return self._failing
@@ -207,13 +218,14 @@ class JournalWriter:
             done = _write(segment.fd, framed)
             if done != len(framed):
                 disk.write_all(segment.fd, framed, done)
+                done = len(framed)
         except OSError as error:
             self._write_failed(error)
             self._keep((key_set, step, time_ns, values, counted))
             return
         self.written += 1
-        segment.size += len(framed)
-        if segment.size >= segment.rotate_at:
+        segment.size = size = segment.size + done
+        if size >= segment.rotate_at:
             self._end_segment_soon()
 
     def _encode_unusual(self, record: _RowRecord, checked: bool) -> bytes:
@@ -393,7 +405,7 @@ class JournalWriter:
         return False
 
     def _append(self, framed: bytes, only_to: _Segment | None = None) -> bool:
-        """Whether frames need not wait: they are written, or `only_to` is not the current segment any more."""
+        """Whether frames need not wait: they are written, or `only_to` is no longer the current segment."""
         segment = self._segment
         if only_to is not None and only_to is not segment:
             return True
