@@ -14,7 +14,14 @@ from nodetrack.settings import BackendList, Settings, StringList
 
 DOCS: Final = Path(__file__).parent
 _LISTS: Final = (typing.get_args(StringList)[0], typing.get_args(BackendList)[0])
-_WORDS: Final = {str: "text", Path: "path", int: "integer", float: "number", types.NoneType: ""}
+_WORDS: Final = {
+    str: "text",
+    Path: "path",
+    int: "integer",
+    float: "number",
+    bool: "`true`, `false`",
+    types.NoneType: "",
+}
 _TABLE: Final = re.compile(
     "(<!-- settings: written by `make docs` -->\n).*(<!-- settings: end -->)", re.DOTALL
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,10 @@ from types import ModuleType
 import pytest
 import typer
 
+import nodetrack
 from nodetrack.cli.main import app
+from nodetrack.journal.folder import TrackingFolder
+from nodetrack.journal.views import current_rows
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -124,14 +128,35 @@ def test_every_verb_of_make_that_a_page_shows_exists(page: Path) -> None:
             assert word in verbs, f"{page.name}: there is no `make {word}`"
 
 
+class Crash(Exception):
+    """What ends the first start of the example."""
+
+
 def test_the_example_of_the_readme_runs_as_it_stands() -> None:
-    """With the three functions that are the reader's own; run twice, it goes on where it stopped."""
+    """With the functions that are the reader's own. It crashes once, and goes on from its checkpoint."""
     (example,) = re.findall(
         r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
     )
     saved: list[dict[str, object]] = []
-    own = {"train_one_step": float, "evaluate": lambda: 0.5, "save_checkpoint": saved.append}
+    calls = itertools.count()
+
+    def train_one_step(learning_rate: float) -> float:
+        if next(calls) == 250:
+            raise Crash
+        return learning_rate
+
+    own = {
+        "load_checkpoint": lambda: saved[-1] if saved else None,
+        "train_one_step": train_one_step,
+        "evaluate": lambda: 0.5,
+        "save_checkpoint": saved.append,
+    }
+    with pytest.raises(Crash):
+        exec(example, {**own})
+    nodetrack.finish(exit_code=1)
     exec(example, {**own})
-    assert [state["nodetrack"]["step"] for state in saved][:2] == [1, 101]
-    exec(example, {**own})
-    assert len(saved) == 10
+    assert [state["nodetrack"]["step"] for state in saved] == list(range(100, 1001, 100))
+    [run] = TrackingFolder(Path(".nodetrack")).runs("my-network")
+    losses = [row.step for row in current_rows(run) if "train/loss" in row.values]
+    assert losses == list(range(1000))
+    assert run.detail().rows == 1000 + 50 + 10

@@ -160,7 +160,10 @@ class Attempt:
             (folder / "metadata.json").write_bytes(_json(self._description()))
             (folder / "config.json").write_bytes(_json(self._public_config(self.config.as_dict())))
         except OSError as error:
-            self.state.warn_once("side files", f"The files beside the journal could not be written: {error}.")
+            if not self.state.journal.failing:  # else the journal has said it of the same disk
+                self.state.warn_once(
+                    "side files", f"The files beside the journal could not be written: {error}."
+                )
 
     # -- meanwhile -----------------------------------------------------------------------------------
 
@@ -205,11 +208,13 @@ class Attempt:
         if not state.logged:
             _remove_unused(state.identity)
         identity, recovered = self._rebase(run_id)
+        lock = state.journal.lock
         state.forget_key_sets()
         state.identity, state.base_step, state.counter = identity, recovered.step, recovered.counter
         state.logged = state.out_of_order = 0
         self._take_over(recovered)
         self._open_journal()
+        state.journal.lock = lock  # threads that wait to log wait for this one
         self._write_beginning()
 
     def note_signal(self, name: str) -> None:
@@ -221,8 +226,12 @@ class Attempt:
         if journal.tend():
             self._write_side_files()
         with journal.lock:
-            if journal.unmarked_bytes >= MARK_BYTES and not self.state.finished:
-                self.state.mark()
+            if not self.state.finished:
+                self._mark_now_and_then()
+
+    def _mark_now_and_then(self) -> None:
+        if self.state.journal.unmarked_bytes >= MARK_BYTES:
+            self.state.mark()
 
     def _beat(self) -> None:
         touch(self.state.identity.attempt_folder / HEARTBEAT_FILE)
@@ -252,6 +261,15 @@ class Attempt:
 
         In a forked child only the child's own segment is closed: the attempt is its parent's.
         """
+        try:
+            self._end(state, exit_code, reason)
+        except Exception as error:  # training has ended well; a fault of ours must not make it look otherwise
+            self.state.warn(
+                f"Run {self.state.identity.run} could not be finished ({type(error).__name__}: {error}); "
+                "what was logged is in its journal."
+            )
+
+    def _end(self, state: str, exit_code: int, reason: str) -> None:
         run = self.state
         with run.journal.lock:
             if run.finished:
@@ -261,10 +279,10 @@ class Attempt:
             run.last_measured = run.measured_summary()
             run.finished = True
             run.forget_key_sets()
-        if os.getpid() == self._pid:
-            self._close()
-        else:
+        if os.getpid() != self._pid:
             run.journal.close()
+            return
+        self._close()
 
     def _close(self) -> None:
         run = self.state
@@ -283,6 +301,7 @@ class Attempt:
             )
 
     def _record_end(self, state: str, exit_code: int, reason: str) -> None:
+        self._mark_now_and_then()
         self.state.record(Kind.FINISH, state, exit_code, reason)
 
     def _write_config(self, values: Mapping[str, object]) -> None:

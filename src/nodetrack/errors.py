@@ -123,7 +123,8 @@ class UnknownBackendError(BackendError):
     """No backend has that name. Attributes: `name`, `known`."""
 
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
-        super().__init__(f"There is no backend named {name!r}; known backends: {', '.join(known)}.")
+        hint = " A node logs to W&B through nodetrack.initialize_wandb." if name == "wandb" else ""
+        super().__init__(f"There is no backend named {name!r}; known backends: {', '.join(known)}.{hint}")
         self.name = name
         self.known = known
 

@@ -4,6 +4,7 @@ sign of life.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -12,19 +13,21 @@ from pathlib import Path
 from typing import Final
 
 TEND_SECONDS: Final = 1.0
+_logger: Final = logging.getLogger("nodetrack")
 
 
 class Keeper:
     """Calls `tend` once a second and `beat` every `heartbeat_seconds`, until `stop`.
 
-    Neither may raise for the disk. The thread is joined by `stop`; it is a daemon only so that a process
-    whose exit hooks do not run can still end.
+    Neither should raise; if one does, that is logged the first time and the keeper goes on. The thread is
+    joined by `stop`; it is a daemon only so that a process whose exit hooks do not run can still end.
     """
 
     def __init__(self, tend: Callable[[], None], beat: Callable[[], None], heartbeat_seconds: float) -> None:
         self._tend = tend
         self._beat = beat
         self._heartbeat_seconds = heartbeat_seconds
+        self._failed = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="nodetrack-keeper", daemon=True)
 
@@ -43,10 +46,18 @@ class Keeper:
         while True:
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + self._heartbeat_seconds
-                self._beat()
+                self._safely(self._beat)
             if self._stop.wait(TEND_SECONDS):
                 return
-            self._tend()
+            self._safely(self._tend)
+
+    def _safely(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:  # a fault of ours must not end the syncing of everything that is still to come
+            if not self._failed:
+                self._failed = True
+                _logger.exception("Looking after a run failed; it is tried again every second.")
 
 
 def touch(path: Path) -> None:

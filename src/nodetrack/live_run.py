@@ -70,21 +70,24 @@ class Run:
             self._within(context).log(values, step, commit=commit)
             return
         state = self._state
-        journal = state.journal
-        lock = journal.lock
+        lock = state.journal.lock
         lock.acquire()  # `with` costs three times as much
         try:
+            journal = state.journal
             counted = step is None
             if step is None:
                 step = state.counter
             elif step.__class__ is not int:
                 step = state.whole_step(step)
+            key_set = None
             try:
-                key_set = self._key_sets[tuple(values)]
+                known = self._key_sets[tuple(values)]
                 items: list[StoredValue] = [*values.values()]  # type: ignore[list-item]  # write_row checks them
-                journal.write_row(key_set, step, now, items, counted)
+                journal.write_row(known, step, now, items, counted)
+                key_set = known
             except (KeyError, TypeError, AttributeError, OverflowError):
-                # New names, values that are no plain numbers, no mapping at all, or `finish` was called.
+                pass  # new names, values that are no plain numbers, no mapping at all, or `finish` was called
+            if key_set is None:  # out here, so that a caller's own mistake shows no error of ours
                 admitted = self._log_unusual(values, step, now, counted)
                 if admitted is None:
                     return

@@ -89,6 +89,7 @@ class Settings(BaseModel):
         64 * 1024 * 1024, ge=4096, description="bytes at which a journal segment is rotated"
     )
     backlog_records: int = Field(10_000, ge=0, description="records kept in memory while the disk refuses")
+    quiet: bool = Field(False, description="say nothing at the start of a run but warnings")
     redact: StringList = Field((), description="further key patterns whose values are masked in the config")
 
 
@@ -133,13 +134,13 @@ def _validated(given: Mapping[str, _Given]) -> Settings:
         item = given[name]
         raise SettingsError(
             f"The setting {name!r} cannot be {item.value!r} (from {item.origin}): {first['msg']}."
-        ) from error
+        ) from None  # pydantic's own account of it says the same at length
 
 
 def _from_arguments(arguments: Mapping[str, object]) -> dict[str, _Given]:
     unknown = [name for name in arguments if name not in Settings.model_fields]
     if unknown:
-        raise SettingsError(f"There is no setting {unknown[0]!r}{_hint(unknown[0])}.")
+        raise SettingsError(f"There is no setting {unknown[0]!r}{_hint(unknown[0])}")
     return {name: _Given(value, "argument") for name, value in arguments.items() if value is not None}
 
 
@@ -153,7 +154,7 @@ def _from_variables(variables: Mapping[str, str | None], place: str) -> dict[str
             found[name] = _Given(value, variable if place == "the environment" else f"{variable} in {place}")
         else:
             logger.warning(
-                "%s (in %s) is not a setting and is ignored%s", variable, place, _hint(name) or "."
+                "%s (in %s) is not a setting and is ignored%s", variable, place, _variable_hint(name)
             )
     return found
 
@@ -196,10 +197,24 @@ def _toml_table(path: Path, keys: tuple[str, ...]) -> Mapping[str, object] | Non
 def _known(table: Mapping[str, object], path: Path) -> dict[str, _Given]:
     for name in table:
         if name not in Settings.model_fields:
-            raise SettingsError(f"{path} sets {name!r}, which is not a setting{_hint(name)}.")
-    return {name: _Given(value, str(path)) for name, value in table.items()}
+            raise SettingsError(f"{path} sets {name!r}, which is not a setting{_hint(name)}")
+    given = {name: _Given(value, str(path)) for name, value in table.items()}
+    if isinstance(table.get("dir"), str):  # the folder of a project, from wherever in it a node is started
+        given["dir"] = _Given(path.parent / str(table["dir"]), str(path))
+    return given
 
 
 def _hint(name: str) -> str:
-    near = difflib.get_close_matches(name, Settings.model_fields, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    near = _nearest(name)
+    return f"; did you mean {near!r}?" if near else "."
+
+
+def _variable_hint(name: str) -> str:
+    if name.startswith("hparams_"):
+        return f"; did you mean {PREFIX}HPARAMS__ with two underscores?"
+    near = _nearest(name)
+    return f"; did you mean {PREFIX}{near.upper()}?" if near else "."
+
+
+def _nearest(name: str) -> str:
+    return next(iter(difflib.get_close_matches(name, Settings.model_fields, n=1)), "")

@@ -40,7 +40,8 @@ from nodetrack.plain import plain_config
 from nodetrack.records import JsonValue
 from nodetrack.run_state import Identity, logger
 from nodetrack.settings import Settings, resolve
-from nodetrack.version import FoundVersion, find_version
+from nodetrack.version import UNKNOWN_VERSION, FoundVersion, find_version
+from nodetrack.voice import speak_up
 
 #: Arguments of `wandb.init` that have no meaning here; code that is moved over may keep them.
 _WANDB_ONLY: Final = frozenset(
@@ -114,6 +115,7 @@ def init(
         "backends": backends if backends is None or isinstance(backends, str) else tuple(backends),
         **_without_wandb_only(settings),
     }
+    speak_up()
     chosen, origins = resolve(arguments)
     rank = find_rank(chosen.rank)
     if chosen.ranks == "all":
@@ -159,6 +161,8 @@ def _start(
     attempt.start()
     run = Run(attempt)
     if not disabled:
+        _announce(run, settings, version)
+    if not disabled:
         _open_runs[os.getpid(), _id_path(settings, folder)] = run
     return run
 
@@ -178,6 +182,26 @@ def _already_open(settings: Settings) -> Run | None:
         run.id,
     )
     return run
+
+
+def _announce(run: Run, settings: Settings, version: FoundVersion) -> None:
+    """Say which run this is and where it lies: the wrong folder or version is noticed now or in weeks."""
+    if version.version == UNKNOWN_VERSION:
+        run._state.warn(  # noqa: SLF001 - init and Run are one thing in two files
+            f"The version of the code is not known, so rows carry {UNKNOWN_VERSION}: pass version= to init, "
+            "set NODETRACK_VERSION or __version__, or commit the code to git."
+        )
+    if not settings.quiet:
+        begun = f"goes on at step {run.step}, attempt {run.attempt}" if run.resumed else "is new"
+        logger.info(
+            "Run %s (%s of project %s, version %s) %s; its journal is in %s.",
+            run.id,
+            run.name,
+            run.project,
+            run.version,
+            begun,
+            settings.dir.absolute(),
+        )
 
 
 # -- the parts of a start -----------------------------------------------------------------------------

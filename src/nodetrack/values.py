@@ -148,7 +148,7 @@ def _collect(
         name = f"{prefix}{key}"
         fault = check_name(name)
         if fault is not None:
-            skip(name, fault)
+            skip(name, f"the name {fault}")
         elif isinstance(value, Mapping) and depth:
             _collect(value, f"{name}/", skip, kept, depth - 1)
         else:
@@ -166,9 +166,9 @@ def _stored(value: object) -> StoredValue | str:
     if isinstance(value, TypedValue):
         return _typed(value)
     if isinstance(value, str):
-        return "text: wrap it in nodetrack.Text"
+        return "a text is no number: wrap it in nodetrack.Text"
     if value is None:
-        return "None"
+        return "None is no number"
     return _scalar(value)
 
 

@@ -83,7 +83,8 @@ def test_a_mistyped_variable_is_warned_of(
     monkeypatch.setenv("NODETRACK_HPARAMS__lr", "1")
     resolve(start=tmp_path)
     assert [record.getMessage() for record in caplog.records] == [
-        "NODETRACK_PROJCT (in the environment) is not a setting and is ignored; did you mean 'project'?"
+        "NODETRACK_PROJCT (in the environment) is not a setting and is ignored; "
+        "did you mean NODETRACK_PROJECT?"
     ]
 
 
@@ -107,3 +108,20 @@ def test_lists_may_be_words_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("NODETRACK_BACKENDS", "none")
     settings = resolve(start=tmp_path).settings
     assert (settings.tags, settings.name_fields, settings.backends) == (("a", "b"), ("x", "y"), ())
+
+
+def test_a_folder_in_a_file_is_relative_to_that_file(tmp_path: Path) -> None:
+    """A node finds its run from wherever in its project it is started."""
+    (tmp_path / "nodetrack.toml").write_text('dir = "tracking"\n')
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    assert resolve(start=inner).settings.dir == tmp_path / "tracking"
+    assert resolve({"dir": "mine"}, inner).settings.dir == Path("mine")
+
+
+def test_a_single_underscore_before_a_hyper_parameter_is_pointed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NODETRACK_HPARAMS_learning_rate", "3")
+    resolve(start=tmp_path)
+    assert "did you mean NODETRACK_HPARAMS__ with two underscores?" in caplog.text

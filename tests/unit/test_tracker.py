@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -549,3 +551,62 @@ def test_sigkill_and_restart_appear_as_two_attempts(tmp_path: Path) -> None:
     assert [state.state for _, state in detail.attempts] == ["crashed", "crashed"]
     assert "killed" in detail.attempts[0][1].reason
     assert detail.rows == 10
+
+
+def test_a_copied_folder_is_noticed_and_a_moved_one_is_not(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = start(dir=tmp_path / "here")
+    first.finish()
+    shutil.copytree(tmp_path / "here", tmp_path / "copy")
+    second = start(dir=tmp_path / "copy")
+    second.finish()
+    assert second.id == first.id
+    assert "seems to be a copy" in caplog.text
+    caplog.clear()
+    shutil.move(tmp_path / "here", tmp_path / "moved")
+    assert start(dir=tmp_path / "moved").id == first.id
+    assert "copy" not in caplog.text
+
+
+def test_a_fault_of_ours_at_the_end_does_not_look_like_one_of_training(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = start()
+    run.log({"a": 1.0})
+
+    def broken() -> None:
+        raise NameError("x")
+
+    monkeypatch.setattr(run._attempt, "_close", broken)
+    run.finish()
+    assert "could not be finished (NameError: x)" in caplog.text
+
+
+def test_threads_that_log_while_a_checkpoint_moves_the_run_lose_no_row(start: Start, tmp_path: Path) -> None:
+    first = start(id="first")
+    first.log({"a": 0.0}, step=0)
+    checkpoint = first.state_dict()
+    first.finish()
+    second = start(resume="never")
+    stop = threading.Event()
+    counts = [0] * 4
+
+    def work(number: int) -> None:
+        while not stop.is_set():
+            second.log({f"m/{number}": 1.0}, step=counts[number])
+            counts[number] += 1
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    second.load_state_dict(checkpoint)
+    time.sleep(0.05)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    second.finish()
+    assert second.health().lost == 0
+    rows = sum(run.detail().rows for run in TrackingFolder(tmp_path).runs())
+    assert rows == sum(counts) + 1

@@ -51,4 +51,4 @@ def _parse(kind: str, options: Mapping[str, object]) -> BackendConfig:
         place = ".".join(map(str, first["loc"])) or "options"
         raise SettingsError(
             f"The backend {kind!r} cannot take {place}={first['input']!r}: {first['msg']}."
-        ) from error
+        ) from None

@@ -51,7 +51,7 @@ class Namespace(SimpleNamespace):
 
             if can_build(self, name):
                 return build(self, name, self._cache())
-        raise AttributeError(self._missing(name), name=name, obj=self)
+        raise AttributeError(self._missing(name))
 
     @_AlwaysAMethod
     def to_dict(self) -> dict[str, object]:

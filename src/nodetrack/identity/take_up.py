@@ -174,6 +174,7 @@ class _Decision:
 
     def _continue(self, reading: IdFileReading, record: RunIdRecord, verification: Verification) -> TakenUp:
         self._note_other_host(record)
+        self._note_copied_folder(record)
         if verification.verdict is Verdict.UNKNOWN:
             self._warn(f"Run {record.id} could not be verified ({verification.reason}); it is continued.")
         elif reading.state is IdFileState.NEWER:
@@ -280,6 +281,20 @@ class _Decision:
         """Another node's; a record without a fingerprint is nobody else's."""
         return record.fingerprint is not None and not record.fingerprint.same_node(self.fingerprint)
 
+    def _note_copied_folder(self, record: RunIdRecord) -> None:
+        """A tracking folder that was moved is fine; in a copied one, one run would grow in two places."""
+        here, before = self.folder.absolute(), Path(record.folder)
+        if not record.folder or before == here:
+            return
+        place = self.id_file.path
+        other = type(self.id_file)(before / place.relative_to(here)) if place.is_relative_to(here) else None
+        known = other.read().record if other is not None else None
+        if known is not None and known.id == record.id and not _same_folder(before, here):
+            self._warn(
+                f"{here} seems to be a copy: run {record.id} is in {before} too, and grows in both from now "
+                'on. Pass resume="never" to begin a run of its own here.'
+            )
+
     def _note_other_host(self, record: RunIdRecord) -> None:
         before = record.fingerprint.host if record.fingerprint is not None else self.fingerprint.host
         if before != self.fingerprint.host:
@@ -293,3 +308,11 @@ class _Decision:
         self, run_id: str, resumed: bool, previous_run: str | None, verification: Verification | None
     ) -> TakenUp:
         return TakenUp(run_id, resumed, previous_run, tuple(self.warnings), verification, self.lock)
+
+
+def _same_folder(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one folder, over links and mounts."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False

@@ -30,6 +30,7 @@ from nodetrack.records import Event, JsonValue, Mark, Record, Row, RunEdited, Se
 
 #: Room for two marks and the rows of a busy second between them. Without a mark in it, all is read.
 TAIL_BYTES: Final = 4 * 1024 * 1024
+_BEGINNING_BYTES: Final = 64 * 1024
 ATTEMPT_NAME: Final = re.compile(r"(\d{4,})-[0-9a-z]+")
 
 
@@ -167,7 +168,8 @@ def _standing(path: Path) -> _Standing | None:
 def _standing_by_mark(path: Path) -> _Standing | None:
     """From the last mark on; None where the end of the file has none."""
     standing = None
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, JournalError):  # of a later schema, which reading all of it says too
+        next(SegmentReader(path).read(limit=_BEGINNING_BYTES), None)
         if path.stat().st_size > TAIL_BYTES:
             for record in SegmentReader(path).read_tail(TAIL_BYTES):
                 if isinstance(record, Mark):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import nodetrack
 from nodetrack.journal.reader import SegmentReader
 from nodetrack.journal.recover import recover
+from nodetrack.journal.segment import encode_header
 from nodetrack.records import Mark
 
 
@@ -52,3 +54,19 @@ def test_a_run_is_marked_about_once_a_megabyte(tmp_path: Path, monkeypatch: pyte
     [segment] = tmp_path.rglob("*.ntj")
     marks = [record for record in SegmentReader(segment).read() if isinstance(record, Mark)]
     assert [mark.step for mark in marks] == [100]
+
+
+def test_a_large_segment_of_a_later_schema_is_not_read_as_one_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = nodetrack.init(project="p", dir=tmp_path)
+    run._state.mark()
+    run.log({"a": 1.0})
+    run.finish()
+    [segment] = tmp_path.rglob("*.ntj")
+    header = msgspec.structs.replace(run._state.header(1, 1), schema_version=99)
+    reader = SegmentReader(segment)
+    first = next(record.offset for record in reader.read())
+    segment.write_bytes(encode_header(header) + segment.read_bytes()[first:])
+    monkeypatch.setattr("nodetrack.journal.recover.TAIL_BYTES", 200)
+    assert recover(run.folder).step == 0
