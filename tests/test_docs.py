@@ -128,7 +128,7 @@ def test_every_verb_of_make_that_a_page_shows_exists(page: Path) -> None:
             assert word in verbs, f"{page.name}: there is no `make {word}`"
 
 
-class Crash(Exception):
+class CrashError(Exception):
     """What ends the first start of the example."""
 
 
@@ -142,7 +142,7 @@ def test_the_example_of_the_readme_runs_as_it_stands() -> None:
 
     def train_one_step(learning_rate: float) -> float:
         if next(calls) == 250:
-            raise Crash
+            raise CrashError
         return learning_rate
 
     own = {
@@ -151,7 +151,7 @@ def test_the_example_of_the_readme_runs_as_it_stands() -> None:
         "evaluate": lambda: 0.5,
         "save_checkpoint": saved.append,
     }
-    with pytest.raises(Crash):
+    with pytest.raises(CrashError):
         exec(example, {**own})
     nodetrack.finish(exit_code=1)
     exec(example, {**own})
