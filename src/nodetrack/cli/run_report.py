@@ -119,7 +119,7 @@ def _attempt(
 ) -> AttemptReport:
     facts = attempt.facts
     process = cast("Mapping[str, JsonValue]", facts.get("process") or {})
-    until = state.ended_ns or (time.time_ns() if state.state == "running" else attempt.last_sign_ns)
+    until = state.ended_ns or (time.time_ns() if state.state == "running" else attempt.last_seen_ns)
     return AttemptReport(
         attempt=attempt.id,
         version=attempt.version,

@@ -69,7 +69,7 @@ _COLUMNS: Final[Mapping[str, Column]] = {
     "version": Column("version", lambda run: run.version, lambda run: version_key(run.version)),
     "attempts": _count("attempts"),
     "step": _count("step"),
-    "last_seen": Column("last seen>", lambda run: ago(run.last_sign_ns), lambda run: -run.last_sign_ns),
+    "last_seen": Column("last seen>", lambda run: ago(run.last_seen_ns), lambda run: -run.last_seen_ns),
     "tags": _words("tags"),
     "project": _text("project"),
     "environment": _text("environment"),

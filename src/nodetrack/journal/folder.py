@@ -6,9 +6,10 @@ Nothing is locked and nothing is written, so it works beside running nodes, on a
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 from urllib.parse import unquote
@@ -73,7 +74,8 @@ class AttemptFolder:
         self.folder = folder
         self.id = folder.name
         self.number = attempt_number(folder.name)
-        self._is_last = is_last
+        #: Whether no later attempt had begun when this was looked at.
+        self.is_last = is_last
 
     def records(self, damage: Damage | None = None) -> Iterator[Record]:
         """Every record, segment by segment. A file that is no segment is named in `damage`."""
@@ -125,15 +127,15 @@ class AttemptFolder:
 
     @property
     def starting_step(self) -> int:
-        """One past the highest step of the run when the attempt began."""
+        """Where the attempt logs from: behind the highest step of the run, or where it went back to at first."""
         for path in segment_paths(self.folder)[:1]:
             header = read_header(path)
-            if header is not None:
-                return header.step
+            step = 0 if header is None else header.step
+            return [step, *_steps_gone_back_to(path)][-1]
         return 0
 
     @property
-    def last_sign_ns(self) -> int:
+    def last_seen_ns(self) -> int:
         """When the attempt last wrote anything or showed a sign of life, by the clock of the file system."""
         times = [self.started_ns]
         for path in (*segment_paths(self.folder)[-2:], self.folder / "heartbeat"):
@@ -148,9 +150,9 @@ class AttemptFolder:
             return AttemptState(state, finish.reason, finish.exit_code, finish.time_ns)
         if self._process_is_gone():
             return AttemptState(
-                "crashed", "killed: the process ended without a word", None, self.last_sign_ns
+                "crashed", "killed: the process ended without a word", None, self.last_seen_ns
             )
-        silent_seconds = (time.time_ns() - self.last_sign_ns) / 1e9
+        silent_seconds = (time.time_ns() - self.last_seen_ns) / 1e9
         if silent_seconds > self._stale_after_seconds:
             return AttemptState("stale", f"no sign of life for {silent_seconds:.0f} s")
         return AttemptState("running")
@@ -165,9 +167,10 @@ class AttemptFolder:
         if isinstance(process, Mapping) and isinstance(host, Mapping):
             with contextlib.suppress(msgspec.ValidationError):
                 if msgspec.convert(host, HostIdentity).shares_processes_with(this_host()):
-                    created = cast("float", self.facts.get("process_created_at") or 0.0)
-                    return not process_is_alive(cast("int", process["pid"]), created)
-        return not self._is_last
+                    created = self.facts.get("process_created_at")
+                    if isinstance(created, int | float):  # without it, another process may have the number
+                        return not process_is_alive(cast("int", process["pid"]), created)
+        return not self.is_last
 
     def finish_record(self) -> AttemptFinished | None:
         """The finish record, looked for at the ends of the segments."""
@@ -177,6 +180,18 @@ class AttemptFolder:
                 if record is not None:
                     return record
         return None
+
+
+def _steps_gone_back_to(path: Path) -> Iterator[int]:
+    """The steps that an attempt went back to before it logged its first row."""
+    with contextlib.suppress(JournalError, OSError):
+        for record in SegmentReader(path).read(limit=_BEGINNING_BYTES):
+            if isinstance(record, Row):
+                return
+            if isinstance(record, Event) and record.name == "rewind":
+                step = record.data.get("step")
+                if isinstance(step, int):
+                    yield step + 1
 
 
 class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,7 +210,7 @@ class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     step: int
     started_ns: int
-    last_sign_ns: int
+    last_seen_ns: int
     tags: tuple[str, ...] = ()
     group: str | None = None
     job_type: str | None = None
@@ -271,7 +286,7 @@ class RunFolder:
             attempts=len(attempts),
             step=recovered.step,
             started_ns=attempts[0].started_ns,
-            last_sign_ns=last.last_sign_ns,
+            last_seen_ns=last.last_seen_ns,
             tags=tuple(cast("list[str]", labels.get("tags") or ())),
             group=cast("str | None", labels.get("group")),
             job_type=cast("str | None", labels.get("job_type")),
@@ -384,34 +399,62 @@ class TrackingFolder:
         return found
 
     def find(self, reference: str, project: str | None = None) -> RunFolder:
-        """The run whose id, display name or `role-uid` is `reference`, or whose id begins with it.
+        """The run that is meant by `reference`: the first of `find_all`."""
+        return self.find_all(reference, project)[0]
 
-        Of several runs with that name the newest is meant. Raises RunNotFoundError when there is none, or
-        when several ids begin like that.
+    def find_all(self, reference: str, project: str | None = None) -> list[RunFolder]:
+        """The run whose id is `reference`, or the runs whose display name or `role-uid` that is.
+
+        Those that are running come first, then the newest. If there are none, the run whose id begins like
+        that. Raises RunNotFoundError when there is none either, or when several ids begin like that.
         """
         runs = self.runs(project)
         exact = [run for run in runs if run.id == reference]
         if exact:
-            return exact[0]
-        named = [run for run in runs if reference in _names_of(run)]
+            return exact
+        names = {run.folder: _names_of(run) for run in runs}
+        named = [run for run in runs if reference in names[run.folder]]
         if named:
-            return max(named, key=lambda run: run.attempts[-1].started_ns)
+            return sorted(named, key=_likelihood, reverse=True)
         starting = [run for run in runs if run.id.startswith(reference)]
         if len(starting) == 1:
-            return starting[0]
-        raise RunNotFoundError(_not_found(reference, self.folder, runs, starting))
+            return starting
+        if starting:
+            raise RunNotFoundError(
+                f"{len(starting)} runs begin with {reference!r}: {', '.join(run.id for run in starting)}."
+            )
+        known = [name for run in runs for name in (*names[run.folder], run.id)]
+        raise RunNotFoundError(self._not_found(reference, project, len(runs), known))
+
+    def _not_found(self, reference: str, project: str | None, count: int, known: Sequence[str]) -> str:
+        if not count:
+            return self.nothing_there(project)
+        near = difflib.get_close_matches(reference, known, n=1)
+        there = "the one that is" if count == 1 else f"the {count} that are"
+        advice = f"did you mean {near[0]!r}?" if near else f"`nodetrack runs` lists {there} there."
+        place = (
+            self.folder.absolute() if project is None else f"project {project!r} of {self.folder.absolute()}"
+        )
+        return f"There is no run {reference!r} in {place}; {advice}"
+
+    def nothing_there(self, project: str | None = None) -> str:
+        """The sentence for a folder without runs, or without that project."""
+        projects = self.projects()
+        if project is None or not projects:
+            return (
+                f"There are no runs in {self.folder.absolute()}: "
+                "give another folder with --dir or NODETRACK_DIR."
+            )
+        known = ", ".join(map(repr, projects))
+        return f"There is no project {project!r} with runs in {self.folder.absolute()}; there are {known}."
 
 
-def _names_of(run: RunFolder) -> set[str]:
+def _names_of(run: RunFolder) -> tuple[str, str]:
     facts = run.attempts[-1].facts
-    return {f"{facts.get('role')}-{facts.get('uid')}", str(recover(run.folder).labels.get("name"))}
+    return f"{facts.get('role')}-{facts.get('uid')}", str(recover(run.folder).labels.get("name"))
 
 
-def _not_found(reference: str, folder: Path, runs: list[RunFolder], starting: list[RunFolder]) -> str:
-    if starting:
-        return f"{len(starting)} runs begin with {reference!r}: {', '.join(run.id for run in starting)}."
-    if not runs:
-        return f"There are no runs in {folder}: give another folder with --dir or NODETRACK_DIR."
-    return (
-        f"There is no run {reference!r} in {folder}: `nodetrack runs` lists the {len(runs)} that are there."
-    )
+def _likelihood(run: RunFolder) -> tuple[bool, int]:
+    """How likely it is that of several runs with one name this is meant."""
+    last = run.attempts[-1]
+    return last.state(last.finish_record()).state == "running", last.started_ns

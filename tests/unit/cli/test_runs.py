@@ -52,7 +52,7 @@ def test_the_json_has_every_field_of_a_run(lab: Lab) -> None:
         "first",
     )
     assert (run["version"], run["versions"], run["attempts"], run["tags"]) == ("0.1.0", ["0.1.0"], 1, [])
-    assert run["started_ns"] <= run["last_sign_ns"] <= time.time_ns()
+    assert run["started_ns"] <= run["last_seen_ns"] <= time.time_ns()
 
 
 def test_runs_of_other_environments_are_left_out_and_counted(lab: Lab) -> None:

@@ -93,25 +93,61 @@ def test_a_run_is_found_by_id_beginning_name_or_node(start: Start, tracking: Tra
 
 
 def test_of_several_runs_of_a_node_the_newest_is_meant(start: Start, tracking: TrackingFolder) -> None:
-    start().finish()
+    older = start()
+    older.finish()
     newer = start(resume="never")
     newer.finish()
     assert tracking.find("miner-1").id == newer.id
+    assert [run.id for run in tracking.find_all("miner-1")] == [newer.id, older.id]
+
+
+def test_of_several_runs_of_a_node_the_one_that_runs_is_meant(start: Start, tracking: TrackingFolder) -> None:
+    running = start(uid=1)
+    newer = start(uid=2, name="miner-1")
+    newer.finish()
+    assert tracking.find("miner-1").id == running.id
+    assert [run.id for run in tracking.find_all("miner-1")] == [running.id, newer.id]
+
+
+def test_an_id_is_meant_before_a_name_that_reads_the_same(start: Start, tracking: TrackingFolder) -> None:
+    run = start(id="abc")
+    run.finish()
+    start(uid=2, name="abc").finish()
+    assert [found.id for found in tracking.find_all("abc")] == [run.id]
 
 
 def test_a_run_that_is_not_there_is_an_error_that_says_what_to_do(
     start: Start, tracking: TrackingFolder, tmp_path: Path
 ) -> None:
-    with pytest.raises(RunNotFoundError, match=r"There are no runs in .*--dir or NODETRACK_DIR"):
-        tracking.find("miner-1")
+    def message(reference: str, project: str | None = None) -> str:
+        with pytest.raises(RunNotFoundError) as raised:
+            tracking.find(reference, project)
+        return str(raised.value)
+
+    assert (
+        message("miner-1")
+        == f"There are no runs in {tmp_path}: give another folder with --dir or NODETRACK_DIR."
+    )
     start(id="abc-one").finish()
-    start(id="abc-two", uid=2).finish()
-    with pytest.raises(RunNotFoundError, match=r"no run 'miner-3' in .*: `nodetrack runs` lists the 2"):
-        tracking.find("miner-3")
-    with pytest.raises(RunNotFoundError, match=r"2 runs begin with 'abc': abc-one, abc-two"):
-        tracking.find("abc")
-    with pytest.raises(RunNotFoundError):
-        tracking.find("abc-one", "another project")
+    none = f"There is no run 'zzz' in {tmp_path}; `nodetrack runs` lists"
+    assert message("zzz") == f"{none} the one that is there."
+    start(id="abc-two", uid=2, project="q").finish()
+    assert message("zzz") == f"{none} the 2 that are there."
+    assert message("abc") == "2 runs begin with 'abc': abc-one, abc-two."
+    assert message("minr-2") == f"There is no run 'minr-2' in {tmp_path}; did you mean 'miner-2'?"
+    assert message("minr-2", "q").startswith(
+        f"There is no run 'minr-2' in project 'q' of {tmp_path}; did you"
+    )
+    assert message("abc-one", "r") == f"There is no project 'r' with runs in {tmp_path}; there are 'p', 'q'."
+
+
+def test_a_folder_is_named_in_full(tracking: TrackingFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody in the wrong working folder sees it from the message."""
+    monkeypatch.chdir(tracking.folder)
+    assert (
+        f"There are no runs in {tracking.folder / 'elsewhere'}:"
+        in TrackingFolder(Path("elsewhere")).nothing_there()
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -178,6 +214,23 @@ def test_a_new_hostname_is_still_the_same_machine(
     renamed = msgspec.structs.replace(folder_module.this_host(), hostname="renamed")
     monkeypatch.setattr(folder_module, "this_host", lambda: renamed)
     assert tracking.find("miner-1").overview().state == "crashed"
+
+
+def test_a_process_of_which_the_start_is_not_known_is_not_said_to_be_dead(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number alone tells nothing: only its silence does, or a later attempt."""
+    run = start(stale_after_seconds=60)
+    attempts = on_disk(run).attempts
+    attempts[0].facts = {
+        name: value for name, value in attempts[0].facts.items() if name != "process_created_at"
+    }
+    assert attempts[0].state(None).state == "running"
+    in_an_hour = time.time_ns() + 3600 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: in_an_hour)
+    assert attempts[0].state(None).state == "stale"
+    attempts[0].is_last = False
+    assert attempts[0].state(None).state == "crashed"
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -259,6 +312,18 @@ def test_an_attempt_knows_the_step_that_it_began_at(start: Start) -> None:
     assert [attempt.starting_step for attempt in on_disk(run).attempts] == [0, 42]
 
 
+def test_an_attempt_that_goes_back_before_it_logs_began_at_the_step_behind_that(start: Start) -> None:
+    with start() as run:
+        for step in range(100):
+            run.log({"a": 1.0}, step=step)
+    with start() as run:
+        run.rewind(90)
+        run.rewind(79)
+        run.log({"a": 2.0}, step=80)
+        run.rewind(70)
+    assert [attempt.starting_step for attempt in on_disk(run).attempts] == [0, 80]
+
+
 def test_a_file_that_is_no_segment_is_named_as_damage(start: Start) -> None:
     with start() as run:
         run.log({"a": 1.0})
@@ -268,6 +333,15 @@ def test_a_file_that_is_no_segment_is_named_as_damage(start: Start) -> None:
     assert sum(isinstance(record, Row) for record in attempt.records(damage)) == 1
     assert len(damage.problems) == 1
     assert "segment-000002.ntj is not a nodetrack journal segment" in damage.problems[0]
+
+
+def test_a_mark_is_none_of_what_a_run_logged(start: Start) -> None:
+    with start() as run:
+        run.log({"a": 1.0})
+        run._attempt.state.mark()
+        run.log({"a": 2.0})
+    detail = on_disk(run).detail()
+    assert (detail.rows, detail.summary, detail.damage) == (2, {"a": 2.0}, Damage())
 
 
 def test_reading_changes_nothing_on_disk(start: Start, tracking: TrackingFolder, tmp_path: Path) -> None:
