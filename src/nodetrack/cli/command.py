@@ -15,12 +15,13 @@ import typer
 from nodetrack.errors import NodetrackError, UsageError
 
 if TYPE_CHECKING:
-    from nodetrack.journal.folder import TrackingFolder
+    from nodetrack.journal.folder import RunFolder, TrackingFolder
 
 DONE: Final = 0
 FOUND_WRONG: Final = 1
 WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
+_MOST_IDS: Final = 5
 
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="Run id or its beginning, display name, or role-uid.")
@@ -47,11 +48,23 @@ def open_folder(given: Path | None) -> TrackingFolder:
 
     if given is not None:
         if not given.is_dir():
-            raise UsageError(f"There is no folder {given}: --dir takes the one that holds the journals.")
+            raise UsageError(
+                f"There is no folder {given.absolute()}: --dir takes the one that holds the journals."
+            )
         return TrackingFolder(given)
     from nodetrack.settings import resolve
 
     return TrackingFolder(resolve().settings.dir)
+
+
+def find_run(tracking: TrackingFolder, reference: str, project: str | None) -> RunFolder:
+    """The run that is meant, with a remark if others have that name. Raises RunNotFoundError."""
+    meant, *others = tracking.find_all(reference, project)
+    if others:
+        ids = [run.id for run in others[:_MOST_IDS]]
+        more = f" and {len(others) - len(ids)} more" if len(others) > len(ids) else ""
+        note(f"{reference!r} is taken to be run {meant.id}; it is also the name of {', '.join(ids)}{more}.")
+    return meant
 
 
 def compiled(pattern: str | None) -> re.Pattern[str]:

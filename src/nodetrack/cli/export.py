@@ -12,7 +12,7 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from nodetrack.cli.command import Folder, Project, RunNames, ends_well, note, open_folder
+from nodetrack.cli.command import Folder, Project, RunNames, ends_well, find_run, note, open_folder
 from nodetrack.cli.formats import WRITERS, ExportRow
 from nodetrack.cli.terminal import counted
 from nodetrack.errors import UsageError
@@ -48,7 +48,7 @@ def export(
     """
     write = WRITERS[_format("jsonl" if as_json and format is None else format, output)]
     tracking = open_folder(folder)
-    found = {run.folder: run for run in (tracking.find(name, project) for name in runs)}
+    found = {run.folder: run for run in (find_run(tracking, name, project) for name in runs)}
     damage = Damage()
     with _opened(output) as file:
         write(_rows(list(found.values()), damage, all_attempts=all_attempts), file)

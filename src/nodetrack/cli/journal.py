@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from nodetrack.cli.command import FOUND_WRONG, AsJson, Folder, Project, ends_well, note, open_folder
+from nodetrack.cli.command import FOUND_WRONG, AsJson, Folder, Project, ends_well, find_run, note, open_folder
 from nodetrack.cli.strict_json import json_line, json_text
 from nodetrack.cli.terminal import console, counted, table
 from nodetrack.errors import JournalError, UsageError
@@ -24,6 +24,7 @@ from nodetrack.records import (
     ConfigSet,
     ConsoleLine,
     Event,
+    Mark,
     Record,
     Row,
     RunEdited,
@@ -46,6 +47,7 @@ _KINDS: Final[dict[type[Record], str]] = {
     ConsoleLine: "console",
     SystemRow: "system",
     Event: "event",
+    Mark: "mark",
     AttemptFinished: "finish",
 }
 _KIND_NAMES: Final = ("header", *_KINDS.values())
@@ -228,7 +230,7 @@ def _segments(
             yield path, _attempt_around(path)
         else:
             tracking = tracking or open_folder(folder)
-            yield from _segments_of(tracking.find(target, project))
+            yield from _segments_of(find_run(tracking, target, project))
 
 
 def _segments_of(run: RunFolder) -> Iterator[tuple[Path, AttemptFolder | None]]:

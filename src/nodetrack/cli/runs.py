@@ -9,13 +9,23 @@ from typing import Annotated, Final, NamedTuple, get_args
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from nodetrack.cli.command import AsJson, Folder, Project, compiled, ends_well, note, open_folder
 from nodetrack.cli.strict_json import json_text
-from nodetrack.cli.terminal import ago, console, counted, moment, natural_width, printable, state_text, table
+from nodetrack.cli.terminal import (
+    COLUMN_GAP,
+    ago,
+    console,
+    counted,
+    least_width,
+    moment,
+    print_table,
+    printable,
+    state_text,
+    table,
+)
 from nodetrack.errors import UsageError
 from nodetrack.journal.folder import RunOverview, State
 from nodetrack.version import matches, version_key
@@ -81,8 +91,20 @@ _COLUMNS: Final[Mapping[str, Column]] = {
     "notes": _text("notes", "~"),
     "previous_run": _text("previous_run"),
 }
-#: What a narrow terminal goes without, in this order.
-_DISPENSABLE: Final = ("tags", "role", "uid", "attempts")
+#: What a narrow terminal goes without, in this order. What is left is who a run is and how it stands.
+_DISPENSABLE: Final = (
+    "tags",
+    "role",
+    "uid",
+    "attempts",
+    "environment",
+    "project",
+    "step",
+    "version",
+    "last_seen",
+)
+#: What a long name is left at least: in less, it takes more lines than a list should.
+_LEAST_NAME: Final = 24
 _USUAL_COLUMNS: Final = tuple(_COLUMNS)[:10]
 
 
@@ -139,7 +161,7 @@ def runs(
     tracking = open_folder(folder)
     all_runs = [run.overview() for run in tracking.runs(project)]
     if not all_runs:
-        note(f"There are no runs in {tracking.folder}: give another folder with --dir or NODETRACK_DIR.")
+        note(tracking.nothing_there(project))
     shown, left_out = _of_environment(filter(wanted, all_runs), None if all_environments else environment)
     shown = order(shown)
     if as_json:
@@ -212,28 +234,40 @@ def _print(
     shown: Sequence[RunOverview], left_out: Counter[str], chosen: list[str] | None, all_environments: bool
 ) -> None:
     screen = console()
-    if shown and chosen:
-        screen.print(_table(shown, chosen))
-    elif shown:
-        _print_usual_columns(screen, shown, all_environments)
+    if shown:
+        dropped: list[str] = []
+        if chosen is None:
+            chosen, dropped = _fitting(shown, _usual_columns(shown, all_environments), screen.width)
+        print_table(screen, _table(shown, chosen))
+        if dropped:
+            line = f"Too narrow for {', '.join(dropped)}: --columns chooses what to print."
+            screen.print(Text(line, style="dim"))
     if left_out:
         screen.print(Text(_left_out_line(left_out), style="dim"))
 
 
-def _print_usual_columns(screen: Console, shown: Sequence[RunOverview], all_environments: bool) -> None:
-    """Print what the terminal has room for: better a column less than ids that are cut."""
-    chosen = [*_USUAL_COLUMNS, *(["environment"] if all_environments else [])]
-    if len({run.project for run in shown}) > 1:
-        chosen.insert(0, "project")
-    dropped = []
-    for name in _DISPENSABLE:
-        if natural_width(screen, _table(shown, chosen)) > screen.width:
-            chosen.remove(name)
-            dropped.append(name)
-    screen.print(_table(shown, chosen))
-    if dropped:
-        line = f"Too narrow for {', '.join(dropped)}: --columns chooses what to print."
-        screen.print(Text(line, style="dim"))
+def _usual_columns(shown: Sequence[RunOverview], all_environments: bool) -> list[str]:
+    several_projects = len({run.project for run in shown}) > 1
+    return [
+        *(["project"] if several_projects else []),
+        *_USUAL_COLUMNS,
+        *(["environment"] if all_environments else []),
+    ]
+
+
+def _fitting(shown: Sequence[RunOverview], columns: list[str], room: int) -> tuple[list[str], list[str]]:
+    """The columns that a terminal has room for, and those that it goes without although they say something.
+
+    Better a column less than an id that is cut. A column that is empty in every row goes first.
+    """
+    widths = {name: least_width(_table(shown, [name])) for name in columns}
+    empty = [name for name in columns if not any(map(_COLUMNS[name].cell, shown))]
+    kept, dropped = list(columns), []
+    for name in [*empty, *_DISPENSABLE]:
+        if name in kept and sum(widths[each] + COLUMN_GAP for each in kept) - COLUMN_GAP > room:
+            kept.remove(name)
+            dropped += [] if name in empty else [name]
+    return kept, dropped
 
 
 def _table(shown: Sequence[RunOverview], chosen: Sequence[str]) -> Table:
@@ -241,6 +275,8 @@ def _table(shown: Sequence[RunOverview], chosen: Sequence[str]) -> Table:
     listed = table(*(column.title for column in columns))
     for run in shown:
         listed.add_row(*(column.cell(run) for column in columns))
+    for name, column in zip(chosen, listed.columns, strict=True):
+        column.min_width = _LEAST_NAME if name == "name" else column.min_width
     return listed
 
 

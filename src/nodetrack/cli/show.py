@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from nodetrack.cli.command import AsJson, Folder, Project, RunName, ends_well, open_folder
+from nodetrack.cli.command import AsJson, Folder, Project, RunName, ends_well, find_run, open_folder
 from nodetrack.cli.run_report import read_report
 from nodetrack.cli.show_page import print_page
 from nodetrack.cli.strict_json import json_text
@@ -28,7 +28,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one run: how it stands, its attempts, its config, its last values, and what happened to it."""
-    report = read_report(open_folder(folder).find(run, project), by_attempt=all_attempts)
+    report = read_report(find_run(open_folder(folder), run, project), by_attempt=all_attempts)
     if as_json:
         typer.echo(json_text(msgspec.to_builtins(report)))
     else:

@@ -14,7 +14,17 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from nodetrack.cli.command import AsJson, Folder, Project, RunName, compiled, ends_well, note, open_folder
+from nodetrack.cli.command import (
+    AsJson,
+    Folder,
+    Project,
+    RunName,
+    compiled,
+    ends_well,
+    find_run,
+    note,
+    open_folder,
+)
 from nodetrack.cli.follow import RunFollower
 from nodetrack.cli.rows import row_as_json
 from nodetrack.cli.strict_json import json_line
@@ -45,7 +55,7 @@ def tail(
 ) -> None:
     """Print the newest rows as they were logged, one line each. --json prints one object a line."""
     pattern = compiled(metric)
-    found = open_folder(folder).find(run, project)
+    found = find_run(open_folder(folder), run, project)
     lines = _JsonLines(found.id, pattern) if as_json else _Lines(console(), pattern)
     with contextlib.suppress(KeyboardInterrupt):  # the way to end --follow
         _tell(RunFollower(found), lines, count, follow=follow)

@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from rich import box
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from nodetrack.records import JsonValue, StoredValue
 
 _WIDER_THAN_ANY_TABLE: Final = 100_000
+#: Between two columns of a table.
+COLUMN_GAP: Final = 2
+#: What a text that may be broken is left at least, and any column of a table that cannot but break words.
+_LEAST_TEXT: Final = 16
+_LEAST_FOLDED: Final = 6
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _STATE_STYLES: Final = {
     "running": "green",
@@ -67,9 +73,27 @@ def table(*titles: str) -> Table:
     return made
 
 
-def natural_width(screen: Console, listed: Table) -> int:
-    """How many columns a table takes when nothing in it is broken or cut."""
-    return screen.measure(listed, options=screen.options.update_width(_WIDER_THAN_ANY_TABLE)).maximum
+def print_table(screen: Console, listed: Table) -> None:
+    """Print a table of which no character is lost: a terminal too narrow for whole words gets them folded."""
+    if least_width(listed) > screen.width:
+        for column in listed.columns:
+            column.no_wrap, column.min_width = False, None
+        listed.width = max(screen.width, len(listed.columns) * _LEAST_FOLDED)
+    screen.print(listed, crop=False)
+
+
+def least_width(listed: Table) -> int:
+    """How wide a table has to be so that whole words stay whole and texts have some room."""
+    widths = []
+    for column in listed.columns:
+        widest = max(map(_cell_width, [column.header, *column.cells]))
+        least = widest if column.no_wrap else column.min_width or _LEAST_TEXT
+        widths.append(min(widest, least))
+    return sum(widths) + (len(widths) - 1) * COLUMN_GAP
+
+
+def _cell_width(cell: RenderableType) -> int:
+    return max(map(cell_len, str(cell).split("\n")))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -88,9 +112,13 @@ def state_text(state: str, reason: str = "") -> Text:
 
 
 def event_text(event: str, data: Mapping[str, JsonValue]) -> str:
-    """What an event says: an alert's own words, else `name value` pairs."""
+    """What an event says: a sentence where its kind is known, else `name value` pairs."""
     if event == "alert":
         return printable(": ".join(str(data[key]) for key in ("title", "text") if data.get(key)))
+    if event == "rewind" and isinstance(step := data.get("step"), int):
+        return f"went back to step {step + 1}: earlier rows from there on are superseded"
+    if event == "signal" and "signal" in data:
+        return printable(f"{data['signal']} received")
     pairs = (f"{key} {value if isinstance(value, str) else json_line(value)}" for key, value in data.items())
     return printable(", ".join(pairs))
 

@@ -127,7 +127,7 @@ class AttemptFolder:
 
     @property
     def starting_step(self) -> int:
-        """Where the attempt logs from: behind the highest step of the run, or where it went back to at first."""
+        """Where the attempt logs from: behind the run's highest step, or where it went back to at first."""
         for path in segment_paths(self.folder)[:1]:
             header = read_header(path)
             step = 0 if header is None else header.step

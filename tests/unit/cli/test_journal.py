@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from nodetrack.cli.journal import _KINDS
+from nodetrack.records import Record
 
 if TYPE_CHECKING:
     from conftest import Lab
@@ -43,6 +47,17 @@ def test_cat_prints_every_record_in_the_order_written(lab: Lab) -> None:
     assert (row["step"], row["context"], row["counted"]) == (3, {"stage": "eval"}, False)
     assert row["values"] == {"a": 1.0, "b": 2}
     assert (records[-1]["state"], records[-1]["exit_code"]) == ("finished", 0)
+
+
+def test_cat_has_a_name_for_every_kind_of_record(lab: Lab) -> None:
+    assert set(_KINDS) == set(Record.__subclasses__())
+    with lab.start() as run:
+        lab.log_steps(run, range(3))
+        run.summary["best"] = math.nan
+        run._attempt.state.mark()
+    (mark,) = lab.lines("journal", "cat", "miner-1", "--kind", "mark")
+    assert list(mark) == ["file", "offset", "kind", "time_ns", "step", "counter", "summary", "labels"]
+    assert (mark["step"], mark["summary"]["best"]) == (3, "NaN")
 
 
 def test_cat_prints_only_the_kinds_that_are_asked_for(lab: Lab) -> None:

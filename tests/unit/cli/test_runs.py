@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -133,7 +134,15 @@ def test_a_killed_run_and_a_running_one_are_told_apart(lab: Lab) -> None:
 def test_a_folder_without_runs_is_no_error(lab: Lab) -> None:
     result = lab.run("runs", "--json")
     assert (result.exit_code, result.stdout) == (0, '{\n  "runs": [],\n  "left_out_environments": {}\n}\n')
-    assert "There are no runs in .nodetrack" in result.stderr
+    assert f"There are no runs in {Path('.nodetrack').absolute()}" in result.stderr
+
+
+def test_of_a_project_that_is_not_there_those_that_are_there_are_named(lab: Lab) -> None:
+    nodes(lab, u1={}, u2={"project": "q"})
+    result = lab.run("runs", "--project", "nope")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "There is no project 'nope' with runs in" in result.stderr
+    assert result.stderr.endswith("; there are 'p', 'q'.\n")
 
 
 def test_a_run_whose_journal_is_garbage_does_not_hide_the_others(lab: Lab) -> None:
@@ -168,6 +177,11 @@ def terminal(lab: Lab, columns: int, *arguments: str, **variables: str) -> str:
     return printed.decode()
 
 
+def plain(lab: Lab, width: int, *arguments: str) -> str:
+    """As `terminal`, without the colours."""
+    return re.sub("\x1b\\[[0-9;]*m", "", terminal(lab, width, *arguments))
+
+
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65536)
@@ -185,17 +199,64 @@ def test_states_have_colours_in_a_terminal_and_nowhere_else(lab: Lab) -> None:
 def test_a_narrow_terminal_goes_without_a_column_rather_than_cut_an_id(lab: Lab) -> None:
     run = lab.start(tags=["eu", "stable"], name="a-name-of-twenty-four-xx")
     run.finish()
-    printed = re.sub("\x1b\\[[0-9;]*m", "", terminal(lab, 80, "runs"))
+    printed = plain(lab, 80, "runs")
     assert run.id in printed
     assert "a-name-of-twenty-four-xx" in printed
     assert "Too narrow for tags, role" in printed
     assert max(map(len, printed.splitlines())) <= 80
 
 
-def test_columns_that_were_asked_for_are_never_dropped(lab: Lab) -> None:
-    lab.start(tags=["eu", "stable"]).finish()
-    printed = terminal(lab, 40, "runs", "--columns", "run,name,tags,role,uid", NO_COLOR="1")
+def columns(printed: str) -> dict[str, str]:
+    """What stands in each column of a table, its folded lines put together again."""
+    heading, rule, *lines = printed.partition("Too narrow")[0].splitlines()
+    titles = re.split(r" {2,}", heading.strip())
+    starts = [heading.index(title) for title in titles]
+    ends = [*starts[1:], len(rule)]
+    return {
+        title: "".join(line[start:end].strip() for line in lines)
+        for title, start, end in zip(titles, starts, ends, strict=True)
+    }
+
+
+def test_long_names_fold_and_long_columns_go_but_no_character_of_a_run_is_lost(lab: Lab) -> None:
+    name = "miner-on-a-machine-with-a-very-long-name-" + "y" * 60
+    run = lab.start(name=name, uid="5F" + "x" * 46, project="a-project-with-quite-a-long-name")
+    run.finish()
+    lab.start(uid=2).finish()
+    printed = plain(lab, 80, "runs", "--state", "finished", "--name", "machine")
+    shown = columns(printed)
+    assert (shown["run"], shown["name"], shown["state"]) == (run.id, name, "finished")
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "Too narrow for role, uid, attempts: --columns" in printed
+    both = plain(lab, 80, "runs")
+    assert "Too narrow for role, uid, attempts, project: --columns" in both
+
+
+def test_a_column_that_is_empty_goes_first_and_without_a_remark(lab: Lab) -> None:
+    lab.start(name="a-name-of-twenty-four-xx").finish()
+    assert "tags" in plain(lab, 140, "runs")
+    printed = plain(lab, 96, "runs")
+    assert "tags" not in printed
     assert "Too narrow" not in printed
+
+
+@pytest.mark.parametrize("width", [40, 20, 7])
+def test_the_narrowest_terminal_shows_who_a_run_is_and_how_it_stands(lab: Lab, width: int) -> None:
+    run = lab.start(id="a-run-id-of-thirty-characters-x", name="n" * 50)
+    run.finish()
+    letters = re.sub(r"\s", "", plain(lab, width, "runs"))
+    assert letters.count("n") >= 50
+    shown = columns(plain(lab, 40, "runs"))
+    assert (shown["run"], shown["name"], shown["state"]) == (run.id, "n" * 50, "finished")
+
+
+def test_columns_that_were_asked_for_are_never_dropped_and_never_cut(lab: Lab) -> None:
+    run = lab.start(tags=["eu", "stable"])
+    run.finish()
+    printed = plain(lab, 40, "runs", "--columns", "run,name,tags,role,uid")
+    assert "Too narrow" not in printed
+    shown = columns(printed)
+    assert list(shown.values()) == [run.id, "miner-1", "eustable", "miner", "1"]
 
 
 @pytest.mark.parametrize("width", [None, "40"])

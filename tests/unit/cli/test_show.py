@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from typing import TYPE_CHECKING
@@ -86,7 +87,7 @@ def test_the_page_begins_with_who_the_run_is_and_how_it_stands(lab: Lab) -> None
     facts = dict(line.split(maxsplit=1) for line in head[2:])
     assert facts["version"].rstrip() == "0.1.0"
     assert facts["logged"].rstrip() == "1 row, next step 8"
-    assert sys.executable in facts["command"]
+    assert "-m pytest" in facts["command"] or sys.executable in facts["command"]
     assert facts["ran"].rstrip().endswith("in 1 attempt")
     assert [facts[name].rstrip() for name in ("group", "tags", "notes")] == ["night", "eu", "a\\nb"]
 
@@ -205,7 +206,7 @@ def test_what_happened_to_the_run_is_shown(lab: Lab) -> None:
         run.alert("loss is NaN", "look at it")
     shown = parts(lab.out("show", "miner-1"))
     assert [line.rpartition(run.attempt)[2].split() for line in shown["Events"][2:]] == [
-        ["rewind", "step", "1"],
+        "rewind went back to step 2: earlier rows from there on are superseded".split(),
         ["alert", "loss", "is", "NaN:", "look", "at", "it"],
     ]
     assert shown["Values that are not finite"][-1].split() == ["loss", "1"]
@@ -256,3 +257,37 @@ def test_a_run_is_found_by_id_beginning_of_id_name_or_node(lab: Lab) -> None:
     run.finish()
     for reference in (run.id, run.id[:6], "the first", "miner-1"):
         assert lab.json("show", reference, "--json")["run"]["run"] == run.id
+
+
+def test_of_several_runs_with_a_name_the_others_are_named_in_a_remark(lab: Lab) -> None:
+    others = [lab.start(uid=uid, name="twin", project=f"p{uid}") for uid in range(7)]
+    for run in others[1:]:
+        run.finish()
+    result = lab.run("show", "twin", "--json")
+    assert json.loads(result.stdout)["run"]["run"] == others[0].id
+    newest_first = ", ".join(run.id for run in others[:1:-1])
+    assert result.stderr == (
+        f"nodetrack: 'twin' is taken to be run {others[0].id}; "
+        f"it is also the name of {newest_first} and 1 more.\n"
+    )
+    assert lab.run("show", others[3].id).stderr == ""
+
+
+@pytest.mark.parametrize("command", ["show", "tail", "export", "journal cat", "journal verify"])
+def test_every_command_says_which_of_several_runs_it_means(lab: Lab, command: str) -> None:
+    lab.start().finish()
+    lab.start(project="q").finish()
+    assert "'miner-1' is taken to be run " in lab.run(*command.split(), "miner-1").stderr
+
+
+def test_a_mark_of_the_journal_is_nothing_for_people(lab: Lab) -> None:
+    with lab.start() as run:
+        lab.log_steps(run, range(3))
+        run._attempt.state.mark()
+        lab.log_steps(run, range(3, 6))
+    assert lab.json("show", "miner-1", "--json")["rows"] == 6
+    for command in ("tail", "export", "export --all-attempts"):
+        assert [line["step"] for line in lab.lines(*command.split(), "miner-1", "--json")] == list(range(6))
+    assert lab.out("tail", "miner-1").count("\n") == 7
+    assert "Damage" not in lab.out("show", "miner-1")
+    assert lab.run("journal", "verify").exit_code == 0

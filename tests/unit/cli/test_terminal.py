@@ -108,9 +108,14 @@ def test_what_would_change_the_terminal_is_shown_as_its_escape() -> None:
 
 def test_an_event_is_told_by_its_data() -> None:
     assert (
-        event_text("rewind", {"step": 4, "why": "a\nb", "limits": [1, 2]})
+        event_text("checkpoint", {"step": 4, "why": "a\nb", "limits": [1, 2]})
         == "step 4, why a\\nb, limits [1,2]"
     )
+    assert event_text("rewind", {"step": 79}) == (
+        "went back to step 80: earlier rows from there on are superseded"
+    )
+    assert event_text("signal", {"signal": "SIGTERM"}) == "SIGTERM received"
+    assert event_text("rewind", {}) == event_text("signal", {}) == ""
     assert event_text("alert", {"title": "NaN", "text": ""}) == "NaN"
 
 
