@@ -136,8 +136,25 @@ def test_the_report_tells_what_the_journals_hold(finished_demo: tuple[Path, Demo
     [kill] = report.kills
     assert (kill.node, kill.missing_steps) == ("miner-1", ())
     assert kill.printed_steps > 0
+    assert kill.back_at_step == runs_of(folder)["miner-1"].attempts[1].starting_step
     evaluation = next(line for line in report.metrics if line.metric == "eval/loss")
     assert set(evaluation.last) == {"0.1.0", "0.1.1"}
+
+
+def test_the_commands_that_it_ends_with_work_as_printed() -> None:
+    """In a shell that does not know the program by its name, and for a folder that has to be quoted."""
+    demo = start_demo("--windows", "4", "--folder", "my demo")
+    output, errors = demo.communicate(timeout=120)
+    assert demo.returncode == 0, errors
+    commands = output.partition("Try next:\n")[2].splitlines()
+    assert len(commands) == 3
+    for command in commands:
+        assert shell(command), command
+
+
+def shell(command: str) -> str:
+    bare = {**environment(), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(command, shell=True, env=bare, check=True, capture_output=True, text=True).stdout
 
 
 def test_ctrl_c_stops_all_nodes_in_order() -> None:

@@ -7,7 +7,6 @@ output; with `--json` the closing report does, and what happens goes to standard
 from __future__ import annotations
 
 import importlib.util
-import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,19 +15,16 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from nodetrack.cli.command import FOUND_WRONG, INTERRUPTED, ends_well, note
+from nodetrack.cli.demo_page import print_report
 from nodetrack.cli.strict_json import json_text
 from nodetrack.cli.terminal import console as standard_console
-from nodetrack.cli.terminal import number, state_text, table
 from nodetrack.demo.defaults import DemoHparams
 from nodetrack.demo.display import Display, LiveDisplay, PlainDisplay
 from nodetrack.demo.folder import DemoFolder
 from nodetrack.demo.orchestrate import Demo
-from nodetrack.demo.report import DemoReport, KillLine, make_report
-from nodetrack.demo.versions import VERSIONS
+from nodetrack.demo.report import DemoReport, make_report
 from nodetrack.errors import DemoNodeError, MissingExtraError
 from nodetrack.hparams.load import load_hparams
 from nodetrack.hparams.namespace import Namespace
@@ -50,9 +46,6 @@ Set = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the closing report as JSON.")]
 
 
-NEXT_COMMANDS = ("runs", "show miner-0", "tail validator-0")
-
-
 @ends_well
 def demo(
     miners: Miners = 2,
@@ -69,7 +62,7 @@ def demo(
     One miner is killed on the way and comes back, then all nodes are restarted under the next code version,
     whose training step differs. Takes about a minute on two cores. Downloads nothing.
     """
-    console = Console(stderr=True, highlight=False) if as_json else standard_console()
+    console = _standard_error() if as_json else standard_console()
     try:
         report = _run(miners, _hparams(hparams_dir, local, windows, seed, overrides), folder, console)
     except KeyboardInterrupt:
@@ -81,7 +74,12 @@ def demo(
     if as_json:
         typer.echo(json_text(msgspec.to_builtins(report)))
     else:
-        _print_report(report, console)
+        print_report(console, report)
+
+
+def _standard_error() -> Console:
+    """For what happens, while standard output waits for the report."""
+    return Console(stderr=True, highlight=False, emoji=False, markup=False)
 
 
 def _hparams(
@@ -100,8 +98,8 @@ def _run(miners: int, hparams: Namespace, path: Path, console: Console) -> DemoR
     started_at = time.monotonic()
     demo = Demo(hparams, miners, folder, display)
     cleared = folder.prepare()
-    console.print(_headline(demo, miners), soft_wrap=True)
-    console.print(f"Everything goes to {path}{_note_on(cleared)}.", soft_wrap=True)
+    display.tell(_headline(demo, miners))
+    display.tell(f"Everything goes to {path}{_note_on(cleared)}.")
     with display:
         demo.run()
     return make_report(demo, time.monotonic() - started_at)
@@ -123,66 +121,3 @@ def _headline(demo: Demo, miners: int) -> str:
 
 def _note_on(cleared: bool) -> str:
     return " (an earlier demo in it was cleared away)" if cleared else ""
-
-
-# -- the closing report -------------------------------------------------------------------------------
-
-
-def _print_report(report: DemoReport, console: Console) -> None:
-    runs, values = _runs_table(report), _metrics_table(report)
-    remarks = [*map(_kill_text, report.kills), _conclusion(report)]
-    done = f"Done in {report.seconds:.0f} s. Everything lies in {report.folder}. Try next:"
-    commands = [f"  nodetrack {command} --dir {shlex.quote(report.journals)}" for command in NEXT_COMMANDS]
-    head, middle = Text("Runs", style="bold"), Text("Last values by version", style="bold")
-    for part in ("", head, runs, "", middle, values, "", *remarks, "", done, *commands):
-        console.print(part, soft_wrap=not isinstance(part, Table))
-
-
-def _runs_table(report: DemoReport) -> Table:
-    runs = table("role", "uid", "run id", "attempt>", "version", "state", "reason~")
-    for run in report.runs:
-        node = (run.role, run.uid, run.run)
-        for attempt in run.attempts:
-            state = state_text(attempt.state)
-            runs.add_row(*node, str(attempt.attempt), attempt.version, state, attempt.reason)
-            node = ("", "", "")
-    return runs
-
-
-def _metrics_table(report: DemoReport) -> Table:
-    values = table("node", "metric", *(f"{version}>" for version in VERSIONS))
-    for line in report.metrics:
-        values.add_row(line.node, line.metric, *(_last(line.last.get(version)) for version in VERSIONS))
-    return values
-
-
-def _last(value: float | None) -> str:
-    return "-" if value is None else number(value)
-
-
-def _kill_text(kill: KillLine) -> str:
-    found = "all of them are" if not kill.missing_steps else f"{len(kill.missing_steps)} of them are NOT"
-    resumed = "but too late to train"
-    if kill.resumed_at_step is not None:
-        resumed = f"from its last checkpoint, at step {kill.resumed_at_step}"
-    return (
-        f"{kill.node} was killed in window {kill.window}. It had logged {kill.printed_steps} steps, "
-        f"and {found} in its journal. It came back as the next attempt of the same run, {resumed}."
-    )
-
-
-def _conclusion(report: DemoReport) -> str:
-    """What the switch of versions did, told by the two metrics that disagree under the old one."""
-    old, new = VERSIONS
-    last = {line.metric: line.last for line in report.metrics}
-    evaluation, training = last["eval/loss"], last["train/loss"]
-    if not all(version in values for version in VERSIONS for values in (evaluation, training)):
-        return ""
-
-    def losses(version: str) -> str:
-        return f"train/loss {_last(training[version])}, eval/loss {_last(evaluation[version])}"
-
-    return (
-        f"{old} seeds its sampler anew in every step, so miners learn one batch by heart: {losses(old)}. "
-        f"{new} fixes that: {losses(new)}. (Compare release_0_1_0.py and release_0_1_1.py in nodetrack/demo.)"
-    )

@@ -57,6 +57,11 @@ class Display(Protocol):
     ) -> None: ...
 
 
+def tell(console: Console, message: str, style: str = "") -> None:
+    """Prints a text: broken between words to fit a terminal, in one line for a program that reads it."""
+    console.print(Text(message, style=style), soft_wrap=not console.is_terminal)
+
+
 class PlainDisplay:
     """Events as lines, for a pipe, a log file, or nobody (with a quiet console)."""
 
@@ -65,7 +70,7 @@ class PlainDisplay:
 
     def tell(self, message: str, style: str = "") -> None:
         """Prints the event."""
-        self._console.print(Text(message, style=style), soft_wrap=True)
+        tell(self._console, message, style)
 
     def show(self, nodes: Sequence[NodeView], windows_done: int, windows: int) -> None:
         """Nothing: only events are worth a line."""

@@ -60,6 +60,7 @@ class Demo:
 
     def __init__(self, hparams: Namespace, miners: int, folder: DemoFolder, display: Display) -> None:
         self.hparams = hparams
+        self.miners = miners
         self.folder = folder
         self.display = display
         self.course = Course(hparams.windows)
@@ -150,7 +151,7 @@ class Demo:
         if "eval/loss" in values:
             self.display.tell(
                 f"window {values['window']!s:>3}  version {version}  eval/loss {values['eval/loss']:.3f}  "
-                f"contributions {values['gather/contributions']}"
+                f"contributions {values['gather/contributions']} of {self.miners}"
             )
 
     def _windows_done(self) -> int:

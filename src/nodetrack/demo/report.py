@@ -11,9 +11,8 @@ import msgspec
 from nodetrack.demo.folder import DemoFolder
 from nodetrack.demo.orchestrate import Demo, Killed
 from nodetrack.demo.versions import VERSIONS
-from nodetrack.journal.folder import RunDetail, RunFolder, TrackingFolder
-from nodetrack.journal.recover import attempt_number
-from nodetrack.journal.views import all_rows
+from nodetrack.journal.folder import AttemptFolder, RunDetail, RunFolder, TrackingFolder
+from nodetrack.records import Row
 
 SHOWN_METRICS = {
     "miner": ("train/loss", "train/gradient_norm", "train/tokens_per_second"),
@@ -55,13 +54,17 @@ class MetricLine(msgspec.Struct, frozen=True):
 class KillLine(msgspec.Struct, frozen=True):
     """What a killed process had printed as logged, and what of it is missing in the journal: nothing.
 
-    `resumed_at_step`: the first step of the run's next attempt, None when there is none.
+    `last_step`: the highest that the run had logged by then. `back_at_step`: where the run's next attempt
+    began, from its checkpoint. `resumed_at_step`: the first step that it logged, which lies in a later window
+    where that of the checkpoint was closed meanwhile. Both are None when there is no such step.
     """
 
     node: str
     window: int
     printed_steps: int
+    last_step: int
     missing_steps: tuple[int, ...]
+    back_at_step: int | None
     resumed_at_step: int | None
 
 
@@ -87,14 +90,13 @@ def make_report(demo: Demo, seconds: float) -> DemoReport:
         seconds=round(seconds, 1),
         runs=tuple(_run_line(detail) for detail in details),
         metrics=tuple(line for detail in details for line in _metric_lines(detail)),
-        kills=tuple(_kill_line(kill, demo.folder, found) for kill in demo.killed),
+        kills=tuple(kill_line(kill, demo.folder, found) for kill in demo.killed),
     )
 
 
-def missing_steps(output: Path, journalled: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """How many steps a node printed after logging them, and those of them that are not in its journal."""
-    printed = {int(step) for step in _PRINTED_STEP.findall(output.read_text())}
-    return len(printed), tuple(sorted(printed - set(journalled)))
+def printed_steps(output: Path) -> frozenset[int]:
+    """The steps that a node printed, each after logging it."""
+    return frozenset(map(int, _PRINTED_STEP.findall(output.read_text())))
 
 
 def _run_line(detail: RunDetail) -> RunLine:
@@ -124,15 +126,25 @@ def _metric_lines(detail: RunDetail) -> list[MetricLine]:
     return lines
 
 
-def _kill_line(kill: Killed, folder: DemoFolder, runs: Sequence[RunFolder]) -> KillLine:
+def kill_line(kill: Killed, folder: DemoFolder, runs: Sequence[RunFolder]) -> KillLine:
     """Asks the killed attempt's own rows, the later attempts' left out."""
     run = next(run for run in runs if _node_of(run) == kill.node)
-    steps: dict[int, list[int]] = {}
-    for row in all_rows(run):
-        steps.setdefault(attempt_number(row.attempt), []).append(row.step)
-    printed, missing = missing_steps(folder.output(kill.node, kill.start), steps.get(kill.start, []))
-    resumed_at = next(iter(steps.get(kill.start + 1, [])), None)
-    return KillLine(kill.node, kill.window, printed, missing, resumed_at)
+    steps = {attempt.number: _steps(attempt) for attempt in run.attempts}
+    printed = printed_steps(folder.output(kill.node, kill.start))
+    following = kill.start + 1
+    return KillLine(
+        node=kill.node,
+        window=kill.window,
+        printed_steps=len(printed),
+        last_step=max(step for number in steps if number < following for step in steps[number]),
+        missing_steps=tuple(sorted(printed.difference(steps.get(kill.start, ())))),
+        back_at_step=next((it.starting_step for it in run.attempts if it.number == following), None),
+        resumed_at_step=next(iter(steps.get(following, ())), None),
+    )
+
+
+def _steps(attempt: AttemptFolder) -> list[int]:
+    return [record.step for record in attempt.records() if isinstance(record, Row)]
 
 
 def _node_of(run: RunFolder) -> str:

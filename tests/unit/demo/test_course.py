@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from nodetrack.demo.display import LiveDisplay, NodeView, PlainDisplay
 from nodetrack.demo.orchestrate import Course
-from nodetrack.demo.report import missing_steps
 from nodetrack.errors import DemoError
 
 NODE = NodeView("miner-0", "0.1.0", 2, "running", 3, 130, "train/loss", 2.5)
@@ -45,8 +43,10 @@ def test_on_a_terminal_nodes_and_windows_are_shown_as_well() -> None:
         assert words in shown
 
 
-def test_a_step_that_was_printed_and_is_not_in_the_journal_is_found(tmp_path: Path) -> None:
-    output = tmp_path / "miner-0-start-1.log"
-    output.write_text("run abc step 0\nstep 0 window 0 loss 5.1\nstep 1 window 0 loss 5.0\nstep 2 win")
-    assert missing_steps(output, [0, 1, 2]) == (3, ())
-    assert missing_steps(output, [0, 2]) == (3, (1,))
+def test_on_a_terminal_an_event_is_broken_between_words() -> None:
+    output = io.StringIO()
+    with LiveDisplay(Console(file=output, width=20, force_terminal=True, color_system=None)) as display:
+        display.tell("it goes back to its last checkpoint")
+    lines = [line.rstrip() for line in output.getvalue().splitlines()]
+    assert lines[0].endswith("it goes back to its")
+    assert lines[1] == "last checkpoint"
