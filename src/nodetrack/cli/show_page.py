@@ -12,16 +12,17 @@ from typing import Final
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
 
 from nodetrack.cli.run_report import AttemptReport, EventReport, LastValues, RunReport
 from nodetrack.cli.strict_json import json_line
 from nodetrack.cli.terminal import (
     ago,
+    clock,
     counted,
     duration,
     event_text,
     moment,
+    print_table,
     printable,
     state_text,
     table,
@@ -31,8 +32,12 @@ from nodetrack.records import JsonValue, StoredValue
 
 #: The most lines of a part, and the most columns of values.
 _LINES: Final = 40
+_CONFIG_LINES: Final = 20
 _FEW_LINES: Final = 10
 _VALUE_COLUMNS: Final = 4
+#: What is shown of a value of the config and of the command line.
+_CHARACTERS: Final = 200
+_ALL: Final = 10**9
 _DAMAGE: Final = {
     "corrupt": "damaged record",
     "unnamed_rows": "nameless row",
@@ -43,23 +48,24 @@ _DAMAGE: Final = {
 def print_page(screen: Console, report: RunReport, *, everything: bool) -> None:
     """Print the parts that have something to say, one below the other."""
     screen.print(_headline(report))
-    screen.print(_facts(report))
+    screen.print(_facts(report, everything=everything))
     for title, content in _parts(report, everything):
         screen.print()
         screen.print(Text(title, style="bold"))
         for item in content:
-            screen.print(item)
+            if isinstance(item, Table):
+                print_table(screen, item)
+            else:
+                screen.print(item)
 
 
 def _parts(report: RunReport, everything: bool) -> Iterator[tuple[str, list[RenderableType]]]:
-    most, few = (10**9, 10**9) if everything else (_LINES, _FEW_LINES)
+    most, few = (_ALL, _ALL) if everything else (_LINES, _FEW_LINES)
     yield "Attempts", _attempts(report.attempts, few)
     if any(attempt.config_changes for attempt in report.attempts):
         yield "Config changes", _config_changes(report.attempts, few)
-    if report.config:
-        yield "Config", _config(report.config, most)
     if report.last_values or report.summary:
-        yield "Last values", _values(report, most, 10**9 if everything else _VALUE_COLUMNS)
+        yield "Last values", _values(report, most, _ALL if everything else _VALUE_COLUMNS)
     events = [event for event in report.events if event.event != "define_metric"]
     if events:
         yield "Events", _events(events, few)
@@ -68,6 +74,8 @@ def _parts(report: RunReport, everything: bool) -> Iterator[tuple[str, list[Rend
     damage = list(_damage(report.damage))
     if damage:
         yield "Damage", [Text(printable(line), style="red") for line in damage]
+    if report.config:
+        yield "Config", _config(report.config, everything=everything)
 
 
 def _left_out(count: int, what: str) -> list[RenderableType]:
@@ -92,13 +100,14 @@ def _headline(report: RunReport) -> Text:
     return line
 
 
-def _facts(report: RunReport) -> Table:
+def _facts(report: RunReport, *, everything: bool) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for label, value in _labelled_facts(report):
         if value:
-            grid.add_row(label, printable(value))
+            text = printable(value)
+            grid.add_row(label, _cut(text) if label == "command" and not everything else text)
     return grid
 
 
@@ -147,7 +156,7 @@ def _attempts(attempts: Sequence[AttemptReport], most: int) -> list[RenderableTy
             attempt.version,
             printable(attempt.host),
             str(attempt.starting_step),
-            ago(attempt.started_ns),
+            clock(attempt.started_ns, milliseconds=False),
             duration(attempt.duration_seconds),
             state_text(attempt.state, attempt.reason),
         )
@@ -165,27 +174,28 @@ def _config_changes(attempts: Sequence[AttemptReport], most: int) -> list[Render
     return [listed, *_left_out(len(changes) - len(shown), "earlier change")]
 
 
-def _config(config: Mapping[str, JsonValue], most: int) -> list[RenderableType]:
-    tree = Tree("", hide_root=True, guide_style="dim")
-    left_out = _grow(tree, config, most)[1]
-    return [tree, *_left_out(left_out, "more value")]
+def _config(config: Mapping[str, JsonValue], *, everything: bool) -> list[RenderableType]:
+    lines = list(_flat(config))
+    shown = lines if everything else lines[:_CONFIG_LINES]
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(overflow="fold")
+    grid.add_column(overflow="fold", style="cyan")
+    for key, value in shown:
+        grid.add_row(printable(key), _json(value) if everything else _cut(_json(value)))
+    return [grid, *_left_out(len(lines) - len(shown), "more value")]
 
 
-def _grow(tree: Tree, values: Mapping[str, JsonValue], room: int) -> tuple[int, int]:
-    """Adds the values as branches while there is room. Returns the room left, and how many found none."""
-    left_out = 0
+def _cut(text: str) -> str:
+    return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}…"
+
+
+def _flat(values: Mapping[str, JsonValue], above: str = "") -> Iterator[tuple[str, JsonValue]]:
+    """The values under their dotted keys, as the changes of the config name them."""
     for key, value in values.items():
-        branch = Text(printable(key))
         if isinstance(value, Mapping) and value:
-            inner = tree.add(branch) if room > 0 else tree
-            room, inside = _grow(inner, value, room - 1)
-            left_out += inside
-        elif room > 0:
-            tree.add(branch.append(" ").append(_json(value), style="cyan"))
-            room -= 1
+            yield from _flat(value, f"{above}{key}.")
         else:
-            left_out += 1
-    return room, left_out
+            yield f"{above}{key}", value
 
 
 def _json(value: JsonValue) -> str:

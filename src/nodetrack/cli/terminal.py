@@ -164,11 +164,12 @@ def moment(time_ns: int) -> str:
     return datetime.fromtimestamp(time_ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def clock(time_ns: int) -> str:
-    """A point in time to the millisecond, without the date if that is today's."""
+def clock(time_ns: int, *, milliseconds: bool = True) -> str:
+    """A point in time, without the date if that is today's."""
     then = datetime.fromtimestamp(time_ns / 1e9).astimezone()
     is_today = then.date() == datetime.now().astimezone().date()
-    return then.strftime("%H:%M:%S.%f" if is_today else "%Y-%m-%d %H:%M:%S.%f")[:-3]
+    text = then.strftime("%H:%M:%S.%f" if is_today else "%Y-%m-%d %H:%M:%S.%f")
+    return text[:-3] if milliseconds else text[:-7]
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -62,8 +62,10 @@ def test_a_clock_shows_the_date_only_if_it_is_not_today(monkeypatch: pytest.Monk
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     assert clock(1_700_000_000_123_456_789) == "2023-11-14 22:13:20.123"
+    assert clock(1_700_000_000_123_456_789, milliseconds=False) == "2023-11-14 22:13:20"
     assert moment(1_700_000_000_123_456_789) == "2023-11-14 22:13:20"
     assert len(clock(time.time_ns())) == len("22:13:20.123")
+    assert len(clock(time.time_ns(), milliseconds=False)) == len("22:13:20")
 
 
 @pytest.mark.parametrize(
