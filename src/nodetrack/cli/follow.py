@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nodetrack.errors import JournalError
-from nodetrack.journal.folder import AttemptFolder, RunFolder
+from nodetrack.journal.folder import AttemptFolder, AttemptState, RunFolder, State
 from nodetrack.journal.reader import SegmentReader
 from nodetrack.journal.recover import read_header
 from nodetrack.journal.segment import segment_paths
-from nodetrack.records import Record, Row
+from nodetrack.records import AttemptFinished, Record, Row
 
 
 class Logged(NamedTuple):
-    """A record and the attempt that wrote it."""
+    """A record and the attempt that wrote it; or how that attempt stands, if no record said so."""
 
     attempt: AttemptFolder
-    record: Record
+    record: Record | AttemptState
 
 
 class FollowedRow(NamedTuple):
@@ -45,6 +45,9 @@ class RunFollower:
         self._readers: dict[Path, SegmentReader] = {}
         self._passed: set[Path] = set()
         self._attempts: dict[str, AttemptFolder] = {}
+        #: How each attempt stood at the last look, and those of which no more is to be told.
+        self._states: dict[str, State] = {}
+        self._settled: set[str] = set()
 
     def newest(self, count: int, wanted: Callable[[Row], bool]) -> list[FollowedRow]:
         """The last `count` rows that are wanted, in order, reading no more segments than that takes.
@@ -56,18 +59,44 @@ class RunFollower:
             missing = count - len(found)
             rows = self._newest_of(attempt, missing, wanted, is_last=not self._readers)
             found = [*(FollowedRow(attempt, row) for row in rows), *found]
+        self._settled = {attempt.id for attempt in self._known_attempts()[:-1]}
         return found
 
     def added(self) -> Iterator[Logged]:
-        """Every record that was written since the last look, attempt by attempt."""
+        """Every record that was written since the last look, attempt by attempt, and once how each ended."""
         for attempt in self._known_attempts():
+            state = self._state(attempt)  # before the last look into its files: what it wrote comes first
             for path in segment_paths(attempt.folder):
                 if path not in self._passed:
                     for record in self._read(path):
+                        if isinstance(record, AttemptFinished):
+                            self._settled.add(attempt.id)
                         yield Logged(attempt, record)
+            if attempt.id not in self._settled:
+                yield from self._news(attempt, state)
+
+    def _state(self, attempt: AttemptFolder) -> AttemptState:
+        """How the attempt stands. While its process lives, its last words are not looked for at each look."""
+        state = attempt.state(None)
+        is_new = attempt.id not in self._states
+        return attempt.state(attempt.finish_record()) if is_new or state.state != "running" else state
+
+    def _news(self, attempt: AttemptFolder, state: AttemptState) -> Iterator[Logged]:
+        before = self._states.get(attempt.id, "running")
+        self._states[attempt.id] = state.state
+        if state.state not in (before, "running"):
+            yield Logged(attempt, state)
+        if state.state not in ("running", "stale"):
+            self._settled.add(attempt.id)
 
     def _known_attempts(self) -> list[AttemptFolder]:
-        return [self._attempts.setdefault(attempt.id, attempt) for attempt in self._run.attempts]
+        """They are kept for what they have read of themselves, until another one has begun behind them."""
+        present = self._run.attempts
+        for attempt in present:
+            known = self._attempts.get(attempt.id)
+            if known is None or known.is_last != attempt.is_last:
+                self._attempts[attempt.id] = attempt
+        return [self._attempts[attempt.id] for attempt in present]
 
     def _newest_of(
         self, attempt: AttemptFolder, count: int, wanted: Callable[[Row], bool], *, is_last: bool

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Final, Protocol
 
@@ -29,11 +28,15 @@ from nodetrack.cli.follow import RunFollower
 from nodetrack.cli.rows import row_as_json
 from nodetrack.cli.strict_json import json_line
 from nodetrack.cli.terminal import clock, console, event_text, moment, printable, state_text, value_text
-from nodetrack.journal.folder import AttemptFolder
+from nodetrack.journal.folder import AttemptFolder, AttemptState
 from nodetrack.journal.views import ViewRow
 from nodetrack.records import AttemptFinished, Event, Record, Row, StoredValue
 
 _LOOK_SECONDS: Final = 0.5
+_GAP: Final = "  "
+#: Of one row in a terminal.
+_MOST_LINES: Final = 8
+_TOLD_IN_A_SENTENCE: Final = ("rewind", "signal")
 
 
 @ends_well
@@ -57,25 +60,36 @@ def tail(
     pattern = compiled(metric)
     found = find_run(open_folder(folder), run, project)
     lines = _JsonLines(found.id, pattern) if as_json else _Lines(console(), pattern)
-    with contextlib.suppress(KeyboardInterrupt):  # the way to end --follow
+    try:
         _tell(RunFollower(found), lines, count, follow=follow)
+    except KeyboardInterrupt:  # the way to end --follow
+        if sys.stdout.isatty():
+            typer.echo()  # behind the ^C
 
 
 class _Teller(Protocol):
     """Prints records, one line each."""
 
+    @property
+    def nothing_fits(self) -> str:
+        """The remark for a run of which no row is wanted; "" if all are."""
+        ...
+
     def wants(self, row: Row) -> bool:
         """Whether the row has anything to print."""
         ...
 
-    def tell(self, attempt: AttemptFolder, record: Record) -> None:
+    def tell(self, attempt: AttemptFolder, record: Record | AttemptState) -> None:
         """Print what there is to print of a record."""
         ...
 
 
 def _tell(follower: RunFollower, teller: _Teller, count: int, *, follow: bool) -> None:
-    for attempt, row in follower.newest(count, teller.wants):
+    newest = follower.newest(count, teller.wants)
+    for attempt, row in newest:
         teller.tell(attempt, row)
+    if count and not newest and teller.nothing_fits:
+        note(teller.nothing_fits)
     told: set[Path] = set()
     while True:
         for path in follower.problems.keys() - told:
@@ -95,6 +109,12 @@ class _Chooser:
     def __init__(self, pattern: re.Pattern[str]) -> None:
         self._pattern = pattern
 
+    @property
+    def nothing_fits(self) -> str:
+        """See _Teller."""
+        pattern = self._pattern.pattern
+        return f"No row has a metric in whose name {pattern!r} is found." if pattern else ""
+
     def wants(self, row: Row) -> bool:
         """See _Teller."""
         return any(self._pattern.search(name) for name in row.names)
@@ -111,7 +131,7 @@ class _JsonLines(_Chooser):
         super().__init__(pattern)
         self._run = run
 
-    def tell(self, attempt: AttemptFolder, record: Record) -> None:
+    def tell(self, attempt: AttemptFolder, record: Record | AttemptState) -> None:
         """See _Teller."""
         if isinstance(record, Row) and self.wants(record):
             values = self.chosen(record)
@@ -127,7 +147,7 @@ class _Lines(_Chooser):
         self._screen = screen
         self._attempt = ""
 
-    def tell(self, attempt: AttemptFolder, record: Record) -> None:
+    def tell(self, attempt: AttemptFolder, record: Record | AttemptState) -> None:
         """See _Teller."""
         line = self._line(record)
         if line is None:
@@ -138,19 +158,30 @@ class _Lines(_Chooser):
         self._print(line)
 
     def _print(self, line: Text) -> None:
-        """One line each: what a terminal is too narrow for is cut, a pipe gets all of it."""
-        self._screen.print(line, no_wrap=True, overflow="ellipsis")
+        self._screen.print(line, soft_wrap=True)
 
-    def _line(self, record: Record) -> Text | None:
+    def _line(self, record: Record | AttemptState) -> Text | None:
         if isinstance(record, Row) and self.wants(record):
-            return _row_line(record, self.chosen(record))
+            return self._row(record)
         if isinstance(record, Event) and record.name != "define_metric":
-            words = f"{record.name} {event_text(record.name, record.data)}"
-            return Text(clock(record.time_ns), style="dim").append(f"  {words}", style="yellow")
+            return _timed(record.time_ns, Text(_event_words(record), style="yellow"))
         if isinstance(record, AttemptFinished):
-            line = Text(clock(record.time_ns), style="dim").append("  ")
-            return line.append_text(state_text(record.state, record.reason))
+            return _timed(record.time_ns, state_text(record.state, record.reason))
+        if isinstance(record, AttemptState):
+            return _timed(record.ended_ns or time.time_ns(), state_text(record.state, record.reason))
         return None
+
+    def _row(self, row: Row) -> Text:
+        """One line; in a terminal that is too narrow, the values go on below, up to a bound."""
+        head = _timed(row.time_ns, Text(f"{row.step:>7}", style="bold"))
+        indent = head.cell_len + len(_GAP)
+        room = self._screen.width - indent if self._screen.is_terminal else sys.maxsize
+        lines = _packed([*_context_words(row), *_value_words(self.chosen(row))], room)
+        if len(lines) > _MOST_LINES:
+            left_out = sum(len(line) for line in lines[_MOST_LINES - 1 :])
+            lines = [*lines[: _MOST_LINES - 1], [Text(f"and {left_out} more: --metric chooses", style="dim")]]
+        between = Text("\n" + " " * indent)
+        return head.append(_GAP).append_text(between.join(Text(_GAP).join(line) for line in lines))
 
 
 def _attempt_line(attempt: AttemptFolder) -> Text:
@@ -158,10 +189,34 @@ def _attempt_line(attempt: AttemptFolder) -> Text:
     return Text(f"attempt {attempt.id}, version {attempt.version}, started {started}", style="dim")
 
 
-def _row_line(row: Row, values: Mapping[str, StoredValue]) -> Text:
-    line = Text(clock(row.time_ns), style="dim").append(f"  {row.step:>7}", style="bold")
+def _timed(time_ns: int, text: Text) -> Text:
+    return Text(clock(time_ns), style="dim").append(_GAP).append_text(text)
+
+
+def _event_words(event: Event) -> str:
+    """What happened, in words that stand alone."""
+    words = event_text(event.name, event.data)
+    return words if event.name in _TOLD_IN_A_SENTENCE else f"{printable(event.name)} {words}"
+
+
+def _context_words(row: Row) -> Iterator[Text]:
     for key, word in sorted(row.context.items()):
-        line.append(f"  {printable(key)}={printable(word)}", style="magenta")
+        yield Text(f"{printable(key)}={printable(word)}", style="magenta")
+
+
+def _value_words(values: Mapping[str, StoredValue]) -> Iterator[Text]:
     for name, value in values.items():
-        line.append(f"  {printable(name)} ").append(value_text(value), style="cyan")
-    return line
+        yield Text(f"{printable(name)} ").append(value_text(value), style="cyan")
+
+
+def _packed(words: Iterable[Text], room: int) -> list[list[Text]]:
+    """The words in as few lines as they need, none of them broken; one that has no room stands alone."""
+    lines: list[list[Text]] = [[]]
+    taken = 0
+    for word in words:
+        if taken and taken + len(_GAP) + word.cell_len > room:
+            lines.append([])
+            taken = 0
+        taken += word.cell_len + (len(_GAP) if taken else 0)
+        lines[-1].append(word)
+    return lines

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
 
 import nodetrack
 from nodetrack.journal.folder import RunFolder
@@ -133,6 +138,7 @@ def test_follow_prints_what_comes_from_new_segments_and_new_attempts_until_ctrl_
     run = RunFolder(Path(".nodetrack/p/runs") / runs[0]["run"], "p")
     with lab.segments(run)[-1].open("ab") as torn:
         torn.write(b"\x40\x00\x00\x00torn")
+    assert line(tail).split(maxsplit=1)[1] == "crashed (killed: the process ended without a word)\n"
     with lab.start(version="0.2.0", segment_bytes=4096) as second:
         lab.log_steps(second, range(2, 500))
     assert line(tail).startswith(f"attempt {second.attempt}, version 0.2.0")
@@ -144,6 +150,91 @@ def test_follow_prints_what_comes_from_new_segments_and_new_attempts_until_ctrl_
     assert (tail.returncode, errors) == (0, "")
 
 
+def test_follow_says_at_once_that_the_attempt_has_ended_long_ago(lab: Lab) -> None:
+    lab.start().finish(3)
+    tail = lab.open_program("tail", "miner-1", "--follow")
+    assert line(tail).startswith("attempt ")
+    assert line(tail).split(maxsplit=1)[1] == "crashed (exit code 3)\n"
+
+
+def test_follow_prints_nothing_but_rows_as_json(lab: Lab) -> None:
+    lab.killed_node("run.log({'a': 1.0}, step=0)")
+    tail = lab.open_program("tail", "miner-1", "--follow", "--json")
+    assert '"step":0' in line(tail)
+    with lab.start() as run:
+        lab.log_steps(run, [1])
+    assert '"step":1' in line(tail)
+
+
+def test_a_metric_that_no_row_has_is_remarked_on(lab: Lab) -> None:
+    with lab.start() as run:
+        lab.log_steps(run, range(3))
+    result = lab.run("tail", "miner-1", "--metric", "zzz")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "nodetrack: No row has a metric in whose name 'zzz' is found.\n"
+    assert lab.run("tail", "miner-1", "--metric", "zzz", "-n", "0").stderr == ""
+    assert lab.run("tail", "miner-1", "--metric", "a").stderr == ""
+
+
+def in_terminal(lab: Lab, monkeypatch: pytest.MonkeyPatch, *options: str) -> list[str]:
+    """What is printed in a terminal of 80 columns."""
+    from nodetrack.cli import tail as tail_module
+
+    screen = Console(width=80, force_terminal=True, no_color=True, color_system=None)
+    monkeypatch.setattr(tail_module, "console", lambda: screen)
+    with screen.capture() as printed:
+        lab.run("tail", "miner-1", *options)
+    return printed.get().splitlines()
+
+
+def test_a_row_of_many_metrics_goes_on_below_in_a_terminal(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {f"layer/{index}/norm": float(index) for index in range(12)}
+    with lab.start() as run:
+        run.log(values, step=7)
+    _, *lines = in_terminal(lab, monkeypatch)
+    assert 1 < len(lines) <= 8
+    assert max(map(len, lines)) <= 80
+    assert all(below.startswith(" " * 23 + "layer/") for below in lines[1:])
+    words = " ".join(lines).split()[2:]
+    assert dict(zip(words[::2], map(float, words[1::2]), strict=True)) == values
+
+
+def test_a_row_of_hundreds_of_metrics_ends_with_how_many_are_left_out(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lab.start() as run:
+        run.log({f"layer/{index:03}/norm": 1.0 for index in range(500)}, step=7)
+    assert lab.out("tail", "miner-1").splitlines()[-1].count("layer/") == 500
+    _, *lines = in_terminal(lab, monkeypatch)
+    shown = sum(text.count("layer/") for text in lines)
+    assert len(lines) == 8
+    assert lines[-1].strip() == f"and {500 - shown} more: --metric chooses"
+
+
+def test_ctrl_c_in_a_terminal_leaves_the_prompt_a_line_of_its_own(lab: Lab) -> None:
+    import pty
+
+    lab.start().finish()
+    main, side = pty.openpty()
+    tail = subprocess.Popen(
+        [sys.executable, "-m", "nodetrack", "tail", "miner-1", "--follow"],
+        stdout=side,
+        stderr=subprocess.PIPE,
+    )
+    lab.processes.append(tail)
+    os.close(side)
+    printed = b""
+    while b"finished" not in printed:
+        printed += os.read(main, 65536)
+    tail.send_signal(signal.SIGINT)
+    assert tail.wait() == 0
+    rest = os.read(main, 65536)
+    assert (
+        printed.replace(b"\x1b[34m", b"").replace(b"\x1b[0m", b"").count(b"\r\n") + rest.count(b"\r\n") == 3
+    )
+    os.close(main)
+
+
 def test_follow_tells_of_alerts_and_rewinds(lab: Lab) -> None:
     run = lab.start()
     tail = lab.open_program("tail", "miner-1", "--follow")
@@ -153,6 +244,8 @@ def test_follow_tells_of_alerts_and_rewinds(lab: Lab) -> None:
     run.define_metric("a", summary="min")
     run.rewind(0)
     run.alert("look", "at it")
-    assert line(tail).split()[1:] == ["rewind", "step", "0"]
+    assert line(tail).split(maxsplit=1)[1] == (
+        "went back to step 1: earlier rows from there on are superseded\n"
+    )
     assert line(tail).split()[1:] == ["alert", "look:", "at", "it"]
     assert nodetrack.run is run
