@@ -28,7 +28,8 @@ def export(
     format: Annotated[
         str | None,
         typer.Option(
-            metavar="|".join(WRITERS), help="Default: what the name of the output file says, else jsonl."
+            metavar="|".join(WRITERS),
+            help="Default: what the name of the output file says, jsonl without one.",
         ),
     ] = None,
     output: Annotated[
@@ -56,11 +57,22 @@ def export(
 
 
 def _format(given: str | None, output: Path | None) -> str:
-    chosen = given or (_FORMAT_OF_SUFFIX.get(output.suffix, "jsonl") if output else "jsonl")
+    chosen = given or ("jsonl" if output is None else _format_of(output))
     if chosen not in WRITERS:
         raise UsageError(f"There is no format {chosen!r}; there are {', '.join(WRITERS)}.")
     if chosen == "parquet" and output is None and _is_terminal():
         raise UsageError("Parquet is nothing for a terminal: name a file with --output.")
+    return chosen
+
+
+def _format_of(output: Path) -> str:
+    """What the suffix says. `.json` is refused: who reads such a file expects one value, not one a line."""
+    chosen = _FORMAT_OF_SUFFIX.get(output.suffix.lower())
+    if chosen is None:
+        raise UsageError(
+            f"The name of {output} says no format: end it in .jsonl, .csv or .parquet, "
+            f"or choose with --format {'|'.join(WRITERS)}."
+        )
     return chosen
 
 

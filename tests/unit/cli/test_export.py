@@ -274,3 +274,26 @@ def test_parquet_is_not_written_to_a_terminal(lab: Lab, monkeypatch: pytest.Monk
     result = lab.run("export", "miner-1", "--format", "parquet")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "--output" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["rows.xlsx", "rows.json", "rows"])
+def test_a_name_that_says_no_format_is_an_error_that_names_the_three(lab: Lab, name: str) -> None:
+    with lab.start() as run:
+        lab.log_steps(run, range(3))
+    result = lab.run("export", "miner-1", "-o", name)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"nodetrack: The name of {name} says no format: end it in .jsonl, .csv or .parquet, "
+        "or choose with --format jsonl|csv|parquet.\n"
+    )
+    assert not Path(name).exists()
+    for option in (("--format", "jsonl"), ("--json",)):
+        lab.out("export", "miner-1", "-o", name, *option)
+        assert Path(name).read_text().count("\n") == 3
+
+
+def test_the_suffix_may_be_in_capitals(lab: Lab) -> None:
+    with lab.start() as run:
+        lab.log_steps(run, range(3))
+    lab.out("export", "miner-1", "-o", "ROWS.CSV")
+    assert Path("ROWS.CSV").read_text().startswith("run,step,")

@@ -71,6 +71,7 @@ def test_python_dash_m_is_the_same_program() -> None:
         ("tail", "miner-1", "--metric", "["),
         ("export", "miner-1", "--format", "xlsx"),
         ("export", "miner-1", "--output", "nowhere/rows.csv"),
+        ("export", "miner-1", "--output", "rows.xlsx"),
         ("journal", "cat", "miner-1", "--kind", "rows"),
     ],
     ids=" ".join,
