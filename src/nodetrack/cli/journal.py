@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from nodetrack.cli.command import FOUND_WRONG, AsJson, Folder, Project, ends_well, find_run, note, open_folder
 from nodetrack.cli.strict_json import json_line, json_text
-from nodetrack.cli.terminal import console, counted, table
+from nodetrack.cli.terminal import console, counted, least_width, print_table, printable, table
 from nodetrack.errors import JournalError, UsageError
 from nodetrack.journal.folder import AttemptFolder, RunFolder, TrackingFolder
 from nodetrack.journal.reader import SegmentReader
@@ -149,7 +151,7 @@ def verify(
     if as_json:
         typer.echo(json_text({"files": msgspec.to_builtins(checks), "damaged_files": damaged}))
     else:
-        _print_checks(checks, damaged)
+        _print_checks(checks, damaged, open_folder(folder).folder)
     if damaged:
         raise typer.Exit(FOUND_WRONG)
 
@@ -195,21 +197,55 @@ def _may_grow(reader: SegmentReader, attempt: AttemptFolder) -> bool:
     return all(header is None or header.writer != writer for header in headers)
 
 
-def _print_checks(checks: Sequence[SegmentCheck], damaged: int) -> None:
-    listed = table("file~", "records>", "rows>", "corrupt>", "torn bytes>", "unknown>", "verdict")
-    for check in checks:
-        verdict = Text(check.verdict, style="red" if check.is_damaged else "green")
-        corrupt = check.corrupt + check.unnamed_rows
-        counts = (check.records, check.rows, corrupt, check.torn_bytes, check.unknown_records)
-        listed.add_row(check.file, *map(str, counts), verdict)
+def _print_checks(checks: Sequence[SegmentCheck], damaged: int, folder: Path) -> None:
+    """Files in the tracking folder are named as they lie in it. A narrow terminal has no counts of zeros."""
     screen = console()
+    files = [_within(folder, check.file) for check in checks]
+    listed = _checks_table(checks, files)
+    if least_width(listed) > screen.width:
+        room = screen.width - least_width(_checks_table(checks, ["" for _ in files], without_zeros=True))
+        broken = [_broken(file, room + len("file")) for file in files]
+        listed = _checks_table(checks, broken, without_zeros=True)
     if checks:
-        screen.print(listed)
+        print_table(screen, listed)
     line = f"{counted(len(checks), 'file')}, {damaged or 'none'} damaged."
     screen.print(Text(line, style="red" if damaged else "dim"))
     for check in checks:
         if check.problem:
             note(check.problem)
+
+
+def _checks_table(
+    checks: Sequence[SegmentCheck], files: Sequence[str], *, without_zeros: bool = False
+) -> Table:
+    counts = {
+        "records": [check.records for check in checks],
+        "rows": [check.rows for check in checks],
+        "corrupt": [check.corrupt + check.unnamed_rows for check in checks],
+        "torn bytes": [check.torn_bytes for check in checks],
+        "unknown": [check.unknown_records for check in checks],
+    }
+    shown = {title: column for title, column in counts.items() if any(column) or not without_zeros}
+    listed = table("file", *(f"{title}>" for title in shown), "verdict")
+    for check, file, *numbers in zip(checks, files, *shown.values(), strict=True):
+        verdict = Text(check.verdict, style="red" if check.is_damaged else "green")
+        listed.add_row(file, *map(str, numbers), verdict)
+    return listed
+
+
+def _broken(file: str, room: int) -> str:
+    """The path in as few lines as fit, each but the last ended by a slash."""
+    lines = [""]
+    for part in re.findall(r"[^/]*/|[^/]+", file):
+        if lines[-1] and len(lines[-1]) + len(part) > room:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _within(folder: Path, file: str) -> str:
+    path = Path(file)
+    return printable(str(path.relative_to(folder)) if path.is_relative_to(folder) else file)
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
+from nodetrack.cli import journal as journal_module
 from nodetrack.cli.journal import _KINDS
 from nodetrack.records import Record
 
@@ -175,6 +177,44 @@ def test_a_file_that_is_no_segment_is_named_with_the_others_still_checked(lab: L
 
 def test_nothing_to_check_is_no_damage(lab: Lab) -> None:
     assert checks(lab, 0) == []
+
+
+def verified_in_terminal(
+    monkeypatch: pytest.MonkeyPatch, lab: Lab, width: int, *targets: object
+) -> list[str]:
+    """The lines that verify prints in a terminal of that width."""
+    screen = Console(width=width, force_terminal=True, no_color=True, color_system=None)
+    monkeypatch.setattr(journal_module, "console", lambda: screen)
+    with screen.capture() as printed:
+        lab.run("journal", "verify", *targets)
+    return [line.rstrip() for line in printed.get().splitlines()]
+
+
+def test_verify_names_the_files_as_they_lie_in_the_tracking_folder(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lab.start() as run:
+        lab.log_steps(run, range(3))
+    (path,) = lab.segments(run)
+    within = str(path.relative_to(".nodetrack"))
+    assert lab.out("journal", "verify").splitlines()[2].split()[0] == within
+    heading, _, line, _ = verified_in_terminal(monkeypatch, lab, 80)
+    assert heading.split() == ["file", "records", "rows", "verdict"]
+    assert line.split()[0] == within
+    path = path.rename("copy.ntj")
+    assert lab.out("journal", "verify", "copy.ntj").splitlines()[2].split()[0] == "copy.ntj"
+
+
+def test_verify_breaks_a_path_at_a_slash_and_nowhere_else(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    with lab.start() as run:
+        lab.log_steps(run, range(3))
+    (path,) = lab.segments(run)
+    flip(path, -100)
+    os.truncate(path, path.stat().st_size - 3)
+    heading, _, first, second, *_ = verified_in_terminal(monkeypatch, lab, 80)
+    assert "corrupt" in heading
+    assert first.split()[0] == f"p/runs/{run.id}/{run.attempt}/"
+    assert second == path.name
 
 
 def test_a_killed_node_leaves_a_journal_without_damage(lab: Lab) -> None:
