@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import re
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from importlib import metadata
@@ -17,11 +19,18 @@ from rich.text import Text
 import nodetrack
 from nodetrack.cli.command import FOUND_WRONG, AsJson, Folder, ends_well
 from nodetrack.cli.strict_json import json_line, json_text
-from nodetrack.cli.terminal import console, printable, table
+from nodetrack.cli.terminal import console, print_table, printable, table
 from nodetrack.journal.folder import TrackingFolder
 from nodetrack.redact import redact
-from nodetrack.settings import resolve
+from nodetrack.settings import Settings, resolve
 
+#: What a node started here would be told. This process would be told of nodetrack, whose program it runs.
+_FIND_VERSION = """
+import json, sys
+from nodetrack.version import find_version
+found = find_version(*json.loads(sys.argv[1]))
+print(json.dumps([found.version, found.origin]))
+"""
 _REQUIREMENT = re.compile(r"""(?P<package>[\w.-]+)[^;]*;.*\bextra\s*==\s*['"](?P<extra>[\w-]+)['"]""")
 
 
@@ -52,6 +61,8 @@ class DoctorReport(msgspec.Struct, frozen=True):
     folder_problem: str | None
     runs_by_project: dict[str, int]
     settings: dict[str, SettingReport]
+    #: The version that a script started in the working folder would have, and where it is found.
+    version: SettingReport
     extras: list[ExtraReport]
 
 
@@ -83,8 +94,22 @@ def _examine(folder: Path | None) -> DoctorReport:
         folder_problem=_writing_problem(place.absolute()),
         runs_by_project=dict(Counter(run.project for run in TrackingFolder(place).runs())),
         settings={name: SettingReport(value, resolved.origins[name]) for name, value in values.items()},
+        version=_found_version(resolved.settings, resolved.origins["version"]),
         extras=_extras(),
     )
+
+
+def _found_version(settings: Settings, origin: str) -> SettingReport:
+    if settings.version is not None:
+        return SettingReport(settings.version, origin)
+    given = json_line([None, settings.package])
+    done = subprocess.run(
+        [sys.executable, "-c", _FIND_VERSION, given], check=False, capture_output=True, text=True
+    )
+    if done.returncode:
+        return SettingReport(None, "cannot be asked: Python does not start here")
+    version, origin = msgspec.json.decode(done.stdout.splitlines()[-1], type=tuple[str, str])
+    return SettingReport(version, origin)
 
 
 def _writing_problem(folder: Path) -> str | None:
@@ -123,14 +148,18 @@ def _print(report: DoctorReport) -> None:
     settings = table("setting", "value~", "from~")
     for name, setting in report.settings.items():
         style = "dim" if setting.origin == "default" else ""
-        settings.add_row(name, _value(setting.value), printable(setting.origin), style=style)
-    extras = table("extra", "package", "version")
+        value, origin = setting.value, setting.origin
+        if name == "version" and value is None:
+            value, found = report.version.value, report.version.origin
+            origin = "not found" if found == "default" else f"found: {found}"
+        settings.add_row(name, _value(value), printable(origin), style=style)
+    extras = table("extra", "package", "version~")
     for extra in report.extras:
-        version = extra.version or Text("not installed", style="dim")
+        version = extra.version or Text(f"not installed: pip install 'nodetrack[{extra.extra}]'", style="dim")
         extras.add_row(extra.extra, extra.package, version)
     for listed in (settings, extras):
         screen.print()
-        screen.print(listed)
+        print_table(screen, listed)
 
 
 def _folder_line(report: DoctorReport) -> Text:

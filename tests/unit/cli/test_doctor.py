@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 import nodetrack
@@ -59,7 +62,30 @@ def test_an_extra_that_is_missing_is_shown_as_missing(lab: Lab, monkeypatch: pyt
     assert lab.json("doctor", "--json")["extras"] == [
         {"extra": "imagined", "package": "no-such-package", "version": None}
     ]
-    assert "not installed" in lab.out("doctor")
+    assert "not installed: pip install 'nodetrack[imagined]'" in lab.out("doctor")
+
+
+def version_row(lab: Lab) -> list[str]:
+    """The cells of the setting `version`."""
+    (line,) = [line for line in lab.out("doctor").splitlines() if line.startswith("version ")]
+    return re.split(r" {2,}", line.strip())
+
+
+def test_the_version_that_a_node_would_have_is_shown_with_where_it_is_found(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodetrack's own version, whose program this is, says nothing about it."""
+    assert version_row(lab) == ["version", "0+unknown", "not found"]
+    for command in ("init -q", "commit -q --allow-empty -m first", "tag v1.2.0"):
+        who = ("-c", "user.name=n", "-c", "user.email=n@example.org")
+        subprocess.run(["git", *who, *command.split()], check=True)
+    assert version_row(lab) == ["version", "1.2.0", "found: git describe"]
+    assert lab.json("doctor", "--json")["version"] == {"value": "1.2.0", "origin": "git describe"}
+    monkeypatch.setenv("NODETRACK_PACKAGE", "msgspec")
+    assert version_row(lab) == ["version", msgspec.__version__, "found: installed package msgspec"]
+    monkeypatch.setenv("NODETRACK_VERSION", "3.0")
+    assert version_row(lab) == ["version", "3.0", "NODETRACK_VERSION"]
+    assert lab.json("doctor", "--json")["version"] == {"value": "3.0", "origin": "NODETRACK_VERSION"}
 
 
 def test_runs_are_counted_by_project(lab: Lab) -> None:
