@@ -15,6 +15,7 @@ import typer
 from rich.text import Text
 
 from nodetrack.cli.command import ends_well, note
+from nodetrack.cli.plain_help import PlainCommand, PlainGroup
 from nodetrack.cli.terminal import console, table
 from nodetrack.errors import UsageError
 from nodetrack.hparams.explain import Entry, Explained, explain_defaults, explain_file, explain_hparams
@@ -23,10 +24,11 @@ from nodetrack.hparams.layers import Json, KeyPath, Origin
 app = typer.Typer(
     name="hparams",
     help="Show the hyper-parameters, explain where each value comes from, and compare two sets.",
+    cls=PlainGroup,
     no_args_is_help=True,
 )
 
-Folder = Annotated[Path, typer.Option("--dir", help="Folder with hparams.json.")]
+Folder = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="Folder with hparams.json.")]
 Local = Annotated[bool, typer.Option("--local", help="Add the layer hparams-local-run.json.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Unknown keys and other doubts are errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -54,7 +56,7 @@ SidesAndOverrides = Annotated[
 _WIDEST_KEY_COLUMN = 40
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 @ends_well
 def show(
     overrides: Overrides = None,
@@ -73,7 +75,7 @@ def show(
         _print_table(("key", "value", "unit", "meaning"), [_show_row(entry) for entry in entries])
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 @ends_well
 def explain(
     keys_and_overrides: KeysAndOverrides = None,
@@ -94,7 +96,7 @@ def explain(
         _print_table(("key", "value", "origin", "overridden"), [_explain_row(entry) for entry in entries])
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 @ends_well
 def diff(
     sides_and_overrides: SidesAndOverrides,

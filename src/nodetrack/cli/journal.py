@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nodetrack.cli.command import FOUND_WRONG, AsJson, Folder, Project, ends_well, find_run, note, open_folder
+from nodetrack.cli.plain_help import PlainCommand, PlainGroup
 from nodetrack.cli.strict_json import json_line, json_text
 from nodetrack.cli.terminal import console, counted, least_width, print_table, printable, table
 from nodetrack.errors import JournalError, UsageError
@@ -37,6 +38,7 @@ from nodetrack.records import (
 app = typer.Typer(
     name="journal",
     help="Look at the journal's records as they are, and check its files for damage.",
+    cls=PlainGroup,
     no_args_is_help=True,
 )
 
@@ -67,7 +69,7 @@ Targets = Annotated[
 # cat
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 @ends_well
 def cat(
     target: Target,
@@ -137,7 +139,7 @@ class SegmentCheck(msgspec.Struct, frozen=True):
         return self.verdict not in ("ok", "growing")
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 @ends_well
 def verify(
     targets: Targets = None, project: Project = None, folder: Folder = None, as_json: AsJson = False

@@ -10,6 +10,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
+from nodetrack.cli.plain_help import PlainCommand, PlainGroup
+
 if TYPE_CHECKING:
     from typer.core import TyperCommand
 
@@ -22,7 +24,7 @@ def late_group(places: Mapping[str, str]) -> type[TyperGroup]:
     The attribute is a command function or a `typer.Typer` of commands.
     """
 
-    class LateGroup(TyperGroup):
+    class LateGroup(PlainGroup):
         """See late_group."""
 
         def __init__(self, *arguments: object, **options: object) -> None:
@@ -58,5 +60,5 @@ def _load(name: str, place: str) -> Command:
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)
     elif callable(found):
-        holder.command(name)(found)
+        holder.command(name, cls=PlainCommand)(found)
     return cast("Command", get_group(holder).commands[name])

@@ -42,7 +42,7 @@ _TOLD_IN_A_SENTENCE: Final = ("rewind", "signal")
 @ends_well
 def tail(
     run: RunName,
-    count: Annotated[int, typer.Option("-n", "--count", min=0, help="How many rows.")] = 20,
+    count: Annotated[int, typer.Option("-n", "--count", metavar="N", min=0, help="How many rows.")] = 20,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with the rows that come, until Ctrl-C.")
     ] = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,13 @@ def test_the_help_lists_every_command_and_the_exit_codes(lab: Lab) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_a_help_of_its_own(lab: Lab, command: str) -> None:
     assert f"Usage: nodetrack {command}" in lab.out(command, "--help")
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS, "journal cat", "journal verify", "hparams diff"])
+def test_the_help_of_a_flag_names_no_type(lab: Lab, command: str) -> None:
+    printed = lab.out(*command.split(), "--help")
+    assert re.search(r"--help +Show this message", printed)
+    assert "<bool>" not in printed
 
 
 def test_a_mistyped_command_names_the_nearest_one(lab: Lab) -> None:
