@@ -102,8 +102,10 @@ def fail(message: str) -> None:
 
 
 def note(message: str) -> None:
-    """A remark for the person, on standard error so that it is never taken for the result."""
-    typer.echo(f"nodetrack: {message}", err=True)
+    """A remark for the person, on standard error never taken for the result, and without secrets."""
+    from nodetrack.redact import redact_text
+
+    typer.echo(f"nodetrack: {redact_text(message)}", err=True)
 
 
 def _leave_closed_pipe() -> None:

@@ -7,19 +7,22 @@ hyper-parameters cannot be read (or, with `--strict`, are doubtful).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.text import Text
 
 from nodetrack.cli.command import ends_well, note
 from nodetrack.cli.plain_help import PlainCommand, PlainGroup
-from nodetrack.cli.terminal import console, table
+from nodetrack.cli.terminal import console, print_table, table
 from nodetrack.errors import UsageError
 from nodetrack.hparams.explain import Entry, Explained, explain_defaults, explain_file, explain_hparams
-from nodetrack.hparams.layers import Json, KeyPath, Origin
+from nodetrack.hparams.layers import Json, KeyPath, Origin, Setting, dotted
+from nodetrack.redact import MASK, redact, redact_text
+from nodetrack.settings import resolve
 
 app = typer.Typer(
     name="hparams",
@@ -53,7 +56,11 @@ SidesAndOverrides = Annotated[
 ]
 
 
+Pair = tuple[Entry | None, Entry | None]
+
 _WIDEST_KEY_COLUMN = 40
+_UNCHANGED = "Every value is the built-in default."
+_THE_SAME = "No value differs."
 
 
 @app.command(cls=PlainCommand)
@@ -67,12 +74,14 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print the values that a node started now would have."""
+    mask = _Mask()
     explained = _told(explain_hparams(folder, local, overrides or (), strict))
     entries = [entry for entry in explained.entries if entry.is_changed or not changed]
     if as_json:
-        _print_json(_only(explained.values, {entry.path for entry in entries}))
+        _print_json(_only(mask.all(explained.values), {entry.path for entry in entries}))
     else:
-        _print_table(("key", "value", "unit", "meaning"), [_show_row(entry) for entry in entries])
+        rows = [_show_row(mask.entry(entry, explained.values)) for entry in entries]
+        _print_table(("key", "value", "unit", "meaning"), rows, nothing=_UNCHANGED)
 
 
 @app.command(cls=PlainCommand)
@@ -86,14 +95,18 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Print where each value was written and what it overrode."""
+    mask = _Mask()
     keys, overrides = _split(keys_and_overrides or ())
     explained = _told(explain_hparams(folder, local, overrides, strict))
     selected = [entry for key in keys for entry in explained.select(key)] if keys else explained.entries
-    entries = [entry for entry in _once(selected) if entry.is_changed or not changed]
+    entries = [
+        mask.entry(entry, explained.values) for entry in _once(selected) if entry.is_changed or not changed
+    ]
     if as_json:
-        _print_json([_explain_json(entry) for entry in entries])
+        _print_json({"hparams": [_explain_json(entry) for entry in entries]})
     else:
-        _print_table(("key", "value", "origin", "overridden"), [_explain_row(entry) for entry in entries])
+        rows = [_explain_row(entry) for entry in entries]
+        _print_table(("key", "value", "origin", "overridden"), rows, nothing=_UNCHANGED)
 
 
 @app.command(cls=PlainCommand)
@@ -111,15 +124,66 @@ def diff(
 
     --local and overrides apply to the last side: `diff . . --local` shows what that layer changes.
     """
+    mask = _Mask()
     sides, overrides = _split(sides_and_overrides)
     before, after = _sides(sides, folder, local, overrides, strict)
-    differences = [pair for pair in _pairs(before, after) if _value_json(pair[0]) != _value_json(pair[1])]
+    differences = [mask.pair(pair, before, after) for pair in _pairs(before, after) if _differ(*pair)]
     if as_json:
-        _print_json([_diff_json(pair) for pair in differences])
+        _print_json({"differences": [_diff_json(pair) for pair in differences]})
     else:
-        last = " ".join([sides[-1], *(["--local"] if local else []), *overrides])
-        first = sides[0] if len(sides) > 1 else "built-in defaults"
-        _print_table(("key", first, last), [_diff_row(pair) for pair in differences])
+        last = " ".join(
+            [_title(folder, sides[-1]), *(["--local"] if local else []), *map(redact_text, overrides)]
+        )
+        first = _title(folder, sides[0]) if len(sides) > 1 else "built-in defaults"
+        _print_table(("key", first, last), [_diff_row(pair) for pair in differences], nothing=_THE_SAME)
+
+
+class _Mask:
+    """Hides secrets from a screen and whatever keeps what it shows, as `nodetrack show` does."""
+
+    def __init__(self) -> None:
+        self._extra_keys = resolve().settings.redact
+
+    def all(self, values: dict[str, Json]) -> dict[str, Json]:
+        """The values under their names."""
+        return cast("dict[str, Json]", redact(values, self._extra_keys))
+
+    def entry(self, entry: Entry, among: Mapping[str, Json]) -> Entry:
+        """An entry without its secrets; the values among which it stands may tell that it is one."""
+        value, *overridden = (
+            self._setting(entry.path, setting, among)
+            for setting in (Setting(entry.value, entry.origin), *entry.overridden)
+        )
+        default = self._value(entry.path, entry.default, among)
+        return replace(
+            entry, value=value.value, origin=value.origin, overridden=tuple(overridden), default=default
+        )
+
+    def pair(self, pair: Pair, before: Explained, after: Explained) -> Pair:
+        """Both sides of a difference."""
+        left, right = pair
+        return left and self.entry(left, before.values), right and self.entry(right, after.values)
+
+    def _setting(self, path: KeyPath, setting: Setting, among: Mapping[str, Json]) -> Setting:
+        """An override is its own origin, so its value is hidden there too."""
+        value, origin = self._value(path, setting.value, among), setting.origin
+        is_told = origin.kind == "override" and value != setting.value
+        source = f"override {dotted(path)}={MASK}" if is_told else redact_text(origin.source)
+        return Setting(value, replace(origin, source=source))
+
+    def _value(self, path: KeyPath, value: Json, among: Mapping[str, Json]) -> Json:
+        """A value, which the names above it or a `name` beside it may make a secret."""
+        for name in path[:-1]:
+            inner = among.get(name)
+            among = inner if isinstance(inner, dict) else {}
+        beside = {"name": among["name"]} if "name" in among and path[-1] != "name" else {}
+        nested: dict[str, Json] = {**beside, path[-1]: value}
+        for name in reversed(path[:-1]):
+            nested = {name: nested}
+        masked: Json = self.all(nested)
+        for _ in path:
+            masked = [*cast("dict[str, Json]", masked).values()][-1]
+        return masked
 
 
 def _told(explained: Explained) -> Explained:
@@ -156,10 +220,26 @@ def _sides(
 ) -> tuple[Explained, Explained]:
     if len(sides) not in (1, 2):
         raise UsageError(f"diff compares one or two folders or files, not {len(sides)}; name A and B.")
+    _need_all([folder / side for side in sides])
     after = _told(_side(folder / sides[-1], local, overrides, strict))
     if len(sides) == 1:
         return explain_defaults(), after
     return _told(_side(folder / sides[0], False, (), strict)), after
+
+
+def _need_all(paths: Sequence[Path]) -> None:
+    """Name all that are missing at once."""
+    missing = [str(path) for path in dict.fromkeys(paths) if not path.exists()]
+    if missing:
+        verb, what = (
+            ("do", "folders or JSON files") if len(missing) > 1 else ("does", "a folder or a JSON file")
+        )
+        raise UsageError(f"{' and '.join(missing)} {verb} not exist; name {what}.")
+
+
+def _title(folder: Path, side: str) -> str:
+    """The side as it was named; where dots say all of it, the name of the folder."""
+    return side if Path(side).name.strip(".") else (folder / side).resolve().name or side
 
 
 def _side(path: Path, local: bool, overrides: Sequence[str], strict: bool) -> Explained:
@@ -170,17 +250,32 @@ def _side(path: Path, local: bool, overrides: Sequence[str], strict: bool) -> Ex
     return explain_file(path, overrides, strict)
 
 
-Pair = tuple[Entry | None, Entry | None]
-
-
 def _pairs(before: Explained, after: Explained) -> list[Pair]:
-    """The entries of both sides by key; None where a side has no such key."""
+    """The entries of both sides by key; None where a side has no such key.
+
+    An object that is empty on one side only is none of them: what the other side has in it says so.
+    """
     left, right = ({entry.path: entry for entry in side.entries} for side in (before, after))
-    return [(left.get(path), right.get(path)) for path in {**left, **right}]
+    paths = list(dict.fromkeys([*left, *right]))
+    objects = {path[:length] for path in paths for length in range(len(path))}
+    return [
+        (left.get(path), right.get(path))
+        for path in paths
+        if path not in objects or not _is_empty_object(left.get(path) or right.get(path))
+    ]
+
+
+def _is_empty_object(entry: Entry | None) -> bool:
+    return entry is not None and entry.value == {}
 
 
 def _key(pair: Pair) -> str:
     return next(entry.key for entry in pair if entry)
+
+
+def _differ(before: Entry | None, after: Entry | None) -> bool:
+    """As JSON has it: 1 and true are two values."""
+    return _value_json(before) != _value_json(after)
 
 
 def _value_json(entry: Entry | None) -> str | None:
@@ -244,13 +339,16 @@ def _print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2))
 
 
-def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """The key stays whole; values, origins and meanings may take several lines."""
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, nothing: str) -> None:
+    """The key stays whole; values, origins and meanings may take several lines. Without rows, a sentence."""
+    if not rows:
+        typer.echo(nothing)
+        return
     listed = table(columns[0], *(f"{column}~" for column in columns[1:]))
     listed.columns[0].min_width = min(_WIDEST_KEY_COLUMN, max((len(row[0]) for row in rows), default=0))
     for row in rows:
         listed.add_row(*(Text(_printable(cell)) for cell in row))
-    console().print(listed)
+    print_table(console(), listed)
 
 
 def _printable(text: str) -> str:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -29,6 +30,20 @@ def hparams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     Path("hparams-local-run.json").write_text('{\n"seed": 6}')
     Path("1b.json").write_text('{"hidden_size": 64}')
     return lambda *arguments: CliRunner().invoke(app, arguments)
+
+
+def explained(hparams: Command, *arguments: str) -> list[dict[str, Any]]:
+    """What `explain --json` says."""
+    answer = json.loads(hparams("explain", *arguments, "--json").stdout)
+    assert list(answer) == ["hparams"]
+    return list(answer["hparams"])
+
+
+def differences(hparams: Command, *arguments: str) -> list[dict[str, Any]]:
+    """What `diff --json` says."""
+    answer = json.loads(hparams("diff", *arguments, "--json").stdout)
+    assert list(answer) == ["differences"]
+    return list(answer["differences"])
 
 
 def rows(result: Result) -> list[list[str]]:
@@ -68,7 +83,7 @@ def test_explain_prints_file_and_line_and_what_was_overridden(hparams: Command) 
 
 
 def test_explain_json_tells_everything_that_is_known(hparams: Command) -> None:
-    (told,) = json.loads(hparams("explain", "torchtitan.dp_shard", "torchtitan.dp_shard=4", "--json").stdout)
+    (told,) = explained(hparams, "torchtitan.dp_shard", "torchtitan.dp_shard=4")
     assert told["key"] == "torchtitan.dp_shard"
     assert (told["value"], told["default"], told["is_changed"], told["is_declared"]) == (4, 1, True, True)
     assert told["origin"]["layer"] == "override"
@@ -98,13 +113,11 @@ def test_explain_json_tells_everything_that_is_known(hparams: Command) -> None:
 
 
 def test_explain_without_keys_explains_all_and_a_group_explains_its_members(hparams: Command) -> None:
-    keys = [told["key"] for told in json.loads(hparams("explain", "--json").stdout)]
+    keys = [told["key"] for told in explained(hparams)]
     assert {"seed", "torchtitan.dp_shard", "extra"} <= set(keys)
-    validator = [
-        told["key"] for told in json.loads(hparams("explain", "validator", "validator", "--json").stdout)
-    ]
+    validator = [told["key"] for told in explained(hparams, "validator", "validator")]
     assert validator == [key for key in keys if key.startswith("validator.")]
-    assert [told["key"] for told in json.loads(hparams("explain", "--changed", "--json").stdout)] == [
+    assert [told["key"] for told in explained(hparams, "--changed")] == [
         "seed",
         "torchtitan.dp_shard",
     ]
@@ -135,6 +148,10 @@ def test_an_unknown_key_is_a_warning_and_strictly_exit_code_2(hparams: Command) 
         (["explain", "sede"], "nodetrack: There is no key 'sede'; did you mean 'seed'?\n"),
         (["diff", "gone.json"], "nodetrack: gone.json does not exist; name a folder or a JSON file.\n"),
         (
+            ["diff", "old", "new.json"],
+            "nodetrack: old and new.json do not exist; name folders or JSON files.\n",
+        ),
+        (
             ["diff", ".", ".", "."],
             "nodetrack: diff compares one or two folders or files, not 3; name A and B.\n",
         ),
@@ -153,8 +170,7 @@ def test_an_error_is_one_sentence_on_standard_error_and_exit_code_2(
 
 
 def test_diff_shows_what_the_local_run_and_overrides_change(hparams: Command) -> None:
-    result = hparams("diff", ".", ".", "--local", "windows=3", "--json")
-    assert json.loads(result.stdout) == [
+    assert differences(hparams, ".", ".", "--local", "windows=3") == [
         {"key": "seed", "a": 5, "a_origin": "hparams.json:2", "b": 6, "b_origin": "hparams-local-run.json:2"},
         {
             "key": "windows",
@@ -170,12 +186,16 @@ def test_diff_heads_each_side_with_what_it_is(hparams: Command) -> None:
     def head(*arguments: str) -> list[str]:
         return re.split(r"  +", hparams("diff", *arguments).stdout.splitlines()[0].strip())
 
-    assert head(".", ".", "--local", "extra.a=x[b]") == ["key", ".", ". --local extra.a=x[b]"]
-    assert head(".") == ["key", "built-in defaults", "."]
+    here = Path.cwd().name
+    assert head(".", ".", "--local", "extra.a=x[b]") == ["key", here, f"{here} --local extra.a=x[b]"]
+    assert head(".") == ["key", "built-in defaults", here]
+    assert head("1b.json") == ["key", "built-in defaults", "1b.json"]
+    Path("sub").mkdir()
+    assert head("--dir", "sub", "..") == ["key", "built-in defaults", here]
 
 
 def test_diff_of_one_side_is_against_the_defaults(hparams: Command) -> None:
-    assert [pair["key"] for pair in json.loads(hparams("diff", ".", "--json").stdout)] == [
+    assert [pair["key"] for pair in differences(hparams, ".")] == [
         "seed",
         "torchtitan.dp_shard",
     ]
@@ -185,8 +205,7 @@ def test_diff_compares_files_of_any_name_in_the_given_folder(hparams: Command, t
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "a.json").write_text('{"extra": {"mine": null, "flag": true}}')
     (tmp_path / "old" / "b.json").write_text('{"extra": {"flag": 1}}')
-    result = hparams("diff", "--dir", "old", "a.json", "b.json", "--json")
-    assert json.loads(result.stdout) == [
+    assert differences(hparams, "--dir", "old", "a.json", "b.json") == [
         {"key": "extra.mine", "a": None, "a_origin": "old/a.json:1"},
         {"key": "extra.flag", "a": True, "a_origin": "old/a.json:1", "b": 1, "b_origin": "old/b.json:1"},
     ]
@@ -194,8 +213,7 @@ def test_diff_compares_files_of_any_name_in_the_given_folder(hparams: Command, t
 
 def test_diff_prints_a_side_without_the_key_as_none(hparams: Command) -> None:
     result = hparams("diff", ".", ".", "extra.mine=x[bold]")
-    assert rows(result)[0] == ["extra", "{}", "(none)"]
-    assert rows(result)[2] == ["extra.mine", "(none)", '"x[bold]"']
+    assert rows(result)[0] == ["extra.mine", "(none)", '"x[bold]"']
 
 
 def test_what_no_terminal_can_print_is_printed_as_its_escape(hparams: Command) -> None:
@@ -203,3 +221,48 @@ def test_what_no_terminal_can_print_is_printed_as_its_escape(hparams: Command) -
     result = hparams("show", "--changed")
     assert result.exit_code == 0
     assert rows(result)[0][1] == '"\\ud800[red]"'
+
+
+def test_an_object_that_is_empty_on_one_side_is_no_difference_of_its_own(hparams: Command) -> None:
+    """What the other side has in it is the difference."""
+    assert [pair["key"] for pair in differences(hparams, ".", ".", "extra.mine=1")] == ["extra.mine"]
+    Path("a.json").write_text('{"extra": {"deep": {"mine": 1}}}')
+    Path("b.json").write_text('{"extra": {"deep": {}}}')
+    assert [pair["key"] for pair in differences(hparams, "a.json", "b.json")] == ["extra.deep.mine"]
+    assert [pair["key"] for pair in differences(hparams, "b.json")] == ["extra.deep"]
+
+
+def test_where_nothing_differs_a_sentence_says_so(hparams: Command) -> None:
+    Path("hparams.json").write_text("{}")
+    for command in ("show", "explain"):
+        assert hparams(command, "--changed").stdout == "Every value is the built-in default.\n"
+    assert hparams("diff", ".").stdout == "No value differs.\n"
+    assert json.loads(hparams("show", "--changed", "--json").stdout) == {}
+    assert (explained(hparams, "--changed"), differences(hparams, ".")) == ([], [])
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["table", "json"])
+def test_secrets_are_masked_wherever_a_value_is_told(hparams: Command, as_json: bool) -> None:
+    Path("hparams.json").write_text(
+        '{"extra": {"hf_token": "secret-1", "num_tokens": 5, "a": {"name": "API_KEY", "value": "secret-2"}}}'
+    )
+    json_option = ["--json"] if as_json else []
+    for command in (["show"], ["show", "--changed"], ["explain"], ["diff", "."], ["diff", ".", "."]):
+        result = hparams(*command, "extra.hf_token=secret-3", "wandb_api_key=secret-4", *json_option)
+        assert result.exit_code == 0, result.output
+        assert "secret-" not in result.output
+        assert "***" in result.stdout
+    assert "num_tokens" in hparams("show", *json_option).stdout
+
+
+def test_the_settings_own_patterns_are_masked_too(hparams: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODETRACK_REDACT", "*_pin")
+    (told,) = explained(hparams, "extra.door_pin", "extra.door_pin=4711")
+    assert (told["value"], told["origin"]["source"]) == ("***", "override extra.door_pin=***")
+
+
+def test_secrets_that_differ_are_a_difference(hparams: Command) -> None:
+    Path("a.json").write_text('{"extra": {"hf_token": "one"}}')
+    Path("b.json").write_text('{"extra": {"hf_token": "two"}}')
+    (pair,) = differences(hparams, "a.json", "b.json")
+    assert (pair["a"], pair["b"]) == ("***", "***")
