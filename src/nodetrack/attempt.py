@@ -8,19 +8,20 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, cast
 
 import msgspec
 
 from nodetrack.backends.base import Backend
 from nodetrack.errors import UsageError
+from nodetrack.identity.id_file import check_run_id
 from nodetrack.identity.lock import NodeLock
 from nodetrack.journal.null import NullJournal
 from nodetrack.journal.recover import Recovered, attempt_folders
 from nodetrack.journal.writer import JournalWriter
 from nodetrack.keeper import Keeper, touch
-from nodetrack.process_end import describe_error, process_end
+from nodetrack.process_end import describe_error, exit_code_of, process_end
 from nodetrack.records import JsonValue, Kind
 from nodetrack.redact import redact
 from nodetrack.run_state import Identity, RunState, plain_values
@@ -31,6 +32,7 @@ RUN_FILE: Final = "run.json"
 HEARTBEAT_FILE: Final = "heartbeat"
 #: So much is logged between two marks; see `journal.recover`.
 MARK_BYTES: Final = 1024 * 1024
+_HANDLER_PATIENCE_SECONDS: Final = 0.1
 
 
 class Labels(msgspec.Struct, frozen=True):
@@ -69,6 +71,7 @@ class Attempt:
         self._pid = os.getpid()
         self._keeper: Keeper | None = None
         self._keeper_pid = 0
+        self._closed = False
         self.config = Config(config, self._write_config)
         self.state = RunState(identity, step=recovered.step, counter=recovered.counter)
         self.state.backends.update(backends or {})
@@ -106,6 +109,7 @@ class Attempt:
         if state.disabled:
             return
         process_end.watch(self)
+        self.state.say()
 
     def _look_after(self) -> None:
         """Have one keeper in each process that writes: this one, and a forked child once it logs."""
@@ -169,9 +173,10 @@ class Attempt:
 
     def set_labels(self, fields: Mapping[str, object]) -> None:
         """Change name, tags or notes."""
-        self.labels = msgspec.structs.replace(self.labels, **fields)
-        self.state.labels.update(fields)
-        self.state.record(Kind.TAGS, fields)
+        texts = {name: _label(value) for name, value in fields.items()}
+        self.labels = msgspec.structs.replace(self.labels, **texts)
+        self.state.record(Kind.TAGS, texts)
+        self.state.labels.update(texts)
 
     def load_state_dict(self, saved: Mapping[str, object]) -> None:
         """Go on with the run and the step of a checkpoint."""
@@ -185,13 +190,35 @@ class Attempt:
                 f"The checkpoint is of project {saved['project']!r}, this run of {state.identity.project!r}: "
                 "call init with the checkpoint's project."
             )
-        if run_id != state.identity.run:
+        fault = check_run_id(run_id)
+        if fault is not None:
+            raise UsageError(f"The checkpoint's run id {run_id!r} cannot be one: {fault}.")
+        if self._is_of_another_node(saved):
+            state.warn(
+                f"The checkpoint is of node {saved['role']}-{saved['uid']}: this node takes its step and "
+                f"keeps its own run {state.identity.run}."
+            )
+        elif run_id != state.identity.run:
             self._move_to(run_id)
+        self._go_to(state.whole_step(step), saved.get("counter"))
+
+    def _is_of_another_node(self, saved: Mapping[str, object]) -> bool:
+        """Whether another node saved it; a checkpoint without role and uid is nobody else's."""
+        identity = self.state.identity
+        return (saved.get("role", identity.role), saved.get("uid", identity.uid)) != (
+            identity.role,
+            identity.uid,
+        )
+
+    def _go_to(self, step: int, counter: object) -> None:
+        """Go on at `step`: what was logged from there on is superseded, what lies before it is skipped."""
+        state = self.state
         if step < state.step:
             state.rewind(step - 1)
         elif step > state.step:
             state.base_step = step
-            state.counter = max(state.counter, cast("int", saved.get("counter", step)))
+            state.counter = max(state.counter, state.whole_step(counter) if counter is not None else step)
+            state.record(Kind.EVENT, "checkpoint", {"step": step, "counter": state.counter})
 
     def _move_to(self, run_id: str) -> None:
         """Leave the run that this attempt began with and go on as another attempt of `run_id`."""
@@ -228,6 +255,7 @@ class Attempt:
         with journal.lock:
             if not self.state.finished:
                 self._mark_now_and_then()
+        self.state.say()
 
     def _mark_now_and_then(self) -> None:
         if self.state.journal.unmarked_bytes >= MARK_BYTES:
@@ -235,8 +263,14 @@ class Attempt:
 
     def _beat(self) -> None:
         touch(self.state.identity.attempt_folder / HEARTBEAT_FILE)
-        if self.lock is not None:
-            self.lock.touch()
+        if self.lock is None or os.getpid() != self._pid:
+            return
+        if not self.lock.touch() and not self.state.finished:
+            self.state.warn_once(
+                "lock",
+                f"Another process has taken over node {self.state.identity.role}-{self.state.identity.uid}: "
+                "two of them may be logging to one run.",
+            )
 
     # -- ending --------------------------------------------------------------------------------------
 
@@ -251,6 +285,8 @@ class Attempt:
         """The end of a `with` block."""
         if error is None:
             self.end("finished", 0, "")
+        elif isinstance(error, SystemExit):
+            self.finish(exit_code_of(error.code))
         elif isinstance(error, KeyboardInterrupt):
             self.end("terminated", 130, "SIGINT")
         else:
@@ -262,14 +298,16 @@ class Attempt:
         In a forked child only the child's own segment is closed: the attempt is its parent's.
         """
         try:
-            self._end(state, exit_code, reason)
+            self._record_once(state, exit_code, reason)
+            self._close_once()
         except Exception as error:  # training has ended well; a fault of ours must not make it look otherwise
             self.state.warn(
                 f"Run {self.state.identity.run} could not be finished ({type(error).__name__}: {error}); "
                 "what was logged is in its journal."
             )
+        self.state.say()
 
-    def _end(self, state: str, exit_code: int, reason: str) -> None:
+    def _record_once(self, state: str, exit_code: int, reason: str) -> None:
         run = self.state
         with run.journal.lock:
             if run.finished:
@@ -279,26 +317,39 @@ class Attempt:
             run.last_measured = run.measured_summary()
             run.finished = True
             run.forget_key_sets()
-        if os.getpid() != self._pid:
-            run.journal.close()
-            return
-        self._close()
 
-    def _close(self) -> None:
+    def _close_once(self) -> None:
+        """Close what is still open. A Ctrl-C may end this half-way; the next call, or the exit, goes on."""
         run = self.state
-        if self._keeper is not None:
-            self._keeper.stop(self.settings.finish_timeout)
-        run.journal.close()
-        if self.lock is not None:
-            self.lock.release()
-        for backend in run.backends.values():
-            backend.close()
+        if self._closed:
+            return
+        try:
+            if self._keeper is not None:
+                self._keeper.stop(self._patience())
+            run.journal.close()
+            if os.getpid() == self._pid:
+                self._close_backends()
+        finally:
+            if os.getpid() == self._pid and self.lock is not None:
+                self.lock.release()
+        self._closed = True
         process_end.forget(self)
-        if run.journal.lost:
+        if run.journal.lost and os.getpid() == self._pid:
             run.warn(
                 f"{run.journal.lost} records of run {run.identity.run} could not be kept "
                 f"({run.journal.last_error})."
             )
+
+    def _patience(self) -> float:
+        """How long the keeper is waited for: hardly in a signal handler, below which its lock may be held."""
+        return _HANDLER_PATIENCE_SECONDS if process_end.handling else self.settings.finish_timeout
+
+    def _close_backends(self) -> None:
+        for kind, backend in self.state.backends.items():
+            try:
+                backend.close()
+            except Exception as error:  # the others have to be closed as well (P5)
+                self.state.warn(f"The backend {kind} could not be closed ({describe_error(error)}).")
 
     def _record_end(self, state: str, exit_code: int, reason: str) -> None:
         self._mark_now_and_then()
@@ -308,6 +359,13 @@ class Attempt:
         self.state.require_open("config.update")
         with self.state.journal.lock:
             self.state.record(Kind.CONFIG, self._public_config(values))
+
+
+def _label(value: object) -> object:
+    """Names, notes and tags are texts; one text alone is one tag."""
+    if value is None or isinstance(value, str):
+        return value
+    return tuple(str(part) for part in cast("Iterable[object]", value))
 
 
 def _remove_unused(identity: Identity) -> None:

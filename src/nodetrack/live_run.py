@@ -13,12 +13,13 @@ from time import time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from nodetrack.aggregate import SUMMARY_KINDS, SummaryKind
 from nodetrack.errors import UsageError
 from nodetrack.health import Health
-from nodetrack.journal.writer import KeySet
 from nodetrack.records import Kind, StoredValue
-from nodetrack.run_state import RunState, plain_values
+from nodetrack.run_state import MAX_STEP, RunState, plain_values
 from nodetrack.run_summary import Config, Summary
 from nodetrack.values import coerce
 
@@ -67,72 +68,111 @@ class Run:
         """
         now = time_ns()
         if context:
-            self._within(context).log(values, step, commit=commit)
+            self._log_within(context, values, step, commit)
             return
         state = self._state
         lock = state.journal.lock
-        lock.acquire()  # `with` costs three times as much
+        key_set = None
         try:
-            journal = state.journal
+            lock.acquire()  # in here, so that a Ctrl-C right behind it does not keep the lock for ever
             counted = step is None
-            if step is None:
-                step = state.counter
-            elif step.__class__ is not int:
-                step = state.whole_step(step)
-            key_set = None
+            if counted:
+                number = state.counter
+            elif step.__class__ is int and step <= MAX_STEP:
+                number = step
+            else:
+                number = state.whole_step(step)
             try:
                 known = self._key_sets[tuple(values)]
                 items: list[StoredValue] = [*values.values()]  # type: ignore[list-item]  # write_row checks them
-                journal.write_row(known, step, now, items, counted)
+                state.journal.write_row(known, number, now, items, counted)
                 key_set = known
             except (KeyError, TypeError, AttributeError, OverflowError):
                 pass  # new names, values that are no plain numbers, no mapping at all, or `finish` was called
-            if key_set is None:  # out here, so that a caller's own mistake shows no error of ours
-                admitted = self._log_unusual(values, step, now, counted)
-                if admitted is None:
-                    return
-                key_set, step, items = admitted
             else:
-                total = sum(items)  # type: ignore[arg-type]  # plain numbers, as write_row has seen
+                try:
+                    total = sum(items)  # type: ignore[arg-type]  # plain numbers, as write_row has seen
+                except TypeError:  # an enumeration, which MessagePack writes as the float that it stands for
+                    items = msgspec.to_builtins(items)
+                    total = sum(items)  # type: ignore[arg-type]  # as above
                 if total - total != 0.0:  # only NaN and the infinities differ from themselves
-                    state.note_nonfinite(key_set.names, items, step)
-            if counted and commit is not False:
-                state.counter = step + 1
-            if step >= key_set.last_step:
-                key_set.last_step = step
-            else:
-                state.out_of_order += 1
-            state.logged = key_set.order = state.logged + 1
-            key_set.values = items
-            if state.watched:
-                state.show(key_set, step, now, items)
+                    state.note_nonfinite(known.names, items, number)
+                if counted and commit is not False:
+                    state.counter = number + 1
+                if number >= known.last_step:
+                    known.last_step = number
+                else:
+                    state.out_of_order += 1
+                state.logged = known.order = state.logged + 1
+                known.values = items
+                if state.watched:
+                    state.show(known, number, now, items)
+        except Exception as error:  # whatever the caller's own classes raise, training goes on (P1)
+            state.skip_row(error)
+            return
+        finally:
+            try:
+                lock.release()
+            except RuntimeError:
+                del lock  # a Ctrl-C came before it was taken
+        if key_set is None:
+            self._log_unusual(values, step, now, commit)
+            state.say()  # what the fast path has to say, of a full disk, the keeper says within a second
+
+    def _log_within(
+        self,
+        context: Mapping[str, object],
+        values: Mapping[str, object],
+        step: int | None,
+        commit: bool | None,
+    ) -> None:
+        try:
+            bound = self._within(context)
         except UsageError:
             raise
-        except Exception as error:  # whatever the caller's own classes raise, training goes on (P1)
-            state.skip("(whole row)", f"it could not be read ({type(error).__name__}: {error})")
-        finally:
-            lock.release()
+        except Exception as error:  # a context value that cannot be written as text
+            self._state.skip_row(error)
+        else:
+            bound.log(values, step, commit=commit)
 
     def _log_unusual(
-        self, values: Mapping[str, object], step: int, now: int, counted: bool
-    ) -> tuple[KeySet, int, list[StoredValue]] | None:
-        """A row that the fast path does not know: what can be kept of it is written and returned; None
-        if nothing can.
+        self, values: Mapping[str, object], step: int | None, now: int, commit: bool | None
+    ) -> None:
+        """A row that the fast path does not know. Its values are read before the lock is taken: one of them
+        may have to wait for a device.
         """
         state = self._state
         state.require_open("log")
         _require_names(values)
-        kept = coerce(values, state.skip)
-        if not kept:
-            return None
+        skipped: list[tuple[str, str]] = []
+        try:
+            kept = coerce(values, lambda name, reason: skipped.append((name, reason)))
+            with state.journal.lock:
+                state.require_open("log")
+                for name, reason in skipped:
+                    state.skip(name, reason)
+                if kept:
+                    self._write_checked(kept, step, now, commit)
+        except UsageError:
+            raise
+        except Exception as error:  # as in `log`
+            state.skip_row(error)
+
+    def _write_checked(
+        self, kept: dict[str, StoredValue], step: int | None, now: int, commit: bool | None
+    ) -> None:
+        state = self._state
         names, items = tuple(kept), [*kept.values()]
-        key_set = self._key_sets.get(names)
-        if key_set is None:
-            key_set = state.new_key_set(self._key_sets, names, self._context)
-        step = state.whole_step(step)
-        state.note_nonfinite(names, items, step)
-        state.journal.write_row(key_set, step, now, items, counted, checked=True)
-        return key_set, step, items
+        self._key_sets = state.view(self._context)
+        key_set = self._key_sets.get(names) or state.new_key_set(self._key_sets, names, self._context)
+        number = state.counter if step is None else state.whole_step(step)
+        state.note_nonfinite(names, items, number)
+        state.journal.write_row(key_set, number, now, items, step is None, checked=True)
+        if step is None and commit is not False:
+            state.counter = number + 1
+        state.count(key_set, number, items)
+        if state.watched:
+            state.show(key_set, number, now, items)
 
     def bind(self, **context: object) -> Run:
         """The same run with a context added to each row: `run.bind(stage="eval").log(...)`.
@@ -142,6 +182,8 @@ class Run:
         return self._within(context)
 
     def _within(self, context: Mapping[str, object]) -> Run:
+        if not isinstance(context, Mapping):
+            raise UsageError(f"context takes a mapping such as {{'stage': 'eval'}}, not {context!r}.")
         key = tuple((str(name), str(value)) for name, value in context.items())
         bound = self._bound.get(key)
         if bound is None:
@@ -158,6 +200,8 @@ class Run:
         `step_metric`: the logged metric that is its x axis. `summary`: last (default), min, max, mean,
         first, none.
         """
+        if not isinstance(name, str):
+            raise UsageError(f"define_metric takes the name of a metric, not {name!r}.")
         if summary is not None and summary not in SUMMARY_KINDS:
             raise UsageError(f"summary={summary!r} is not known; it can be {', '.join(SUMMARY_KINDS)}.")
         with self._open("define_metric") as state:
@@ -220,6 +264,8 @@ class Run:
                 "project": identity.project,
                 "run": identity.run,
                 "attempt": identity.attempt,
+                "role": identity.role,
+                "uid": identity.uid,
                 "version": identity.version,
                 "step": self._state.step,
                 "counter": self._state.counter,
@@ -375,7 +421,7 @@ class Run:
 
     @tags.setter
     def tags(self, tags: Iterable[str]) -> None:
-        self._label(tags=tuple(tags))
+        self._label(tags=(tags,) if isinstance(tags, str) else tuple(tags))
 
     def __repr__(self) -> str:
         identity = self._state.identity
@@ -391,6 +437,7 @@ class Run:
         with state.journal.lock:
             state.require_open(call)
             yield state
+        state.say()
 
     def _label(self, **fields: object) -> None:
         with self._open("set"):

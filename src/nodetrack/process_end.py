@@ -45,6 +45,9 @@ class _ProcessEnd:
         self._exit_code = 0
         self._error: BaseException | None = None
         self._signal = ""
+        #: Whether a handler of SIGTERM runs: it stands on top of a frame that may hold any lock.
+        self.handling = False
+        self._old_error: object = None
         self._mask: Iterable[int] = ()
 
     def watch(self, attempt: Ending) -> None:
@@ -65,6 +68,7 @@ class _ProcessEnd:
     def _install(self) -> None:
         self._installed = True
         self._exit_code, self._error, self._signal = 0, None, ""
+        self._old_error = getattr(sys, "last_value", None)
         atexit.register(self._at_exit)
         self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
         self._exit, sys.exit = sys.exit, self._on_exit
@@ -114,17 +118,22 @@ class _ProcessEnd:
         self._excepthook(kind, error, trace)
 
     def _on_exit(self, status: object = None) -> NoReturn:
-        self._exit_code = status if isinstance(status, int) else 0 if status is None else 1
+        if threading.current_thread() is threading.main_thread():  # elsewhere it ends the thread alone
+            self._exit_code = exit_code_of(status)
         self._exit(status)  # type: ignore[arg-type]  # typeshed's alias of the same thing
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         self._signal = signal.Signals(number).name
         for attempt in list(self._attempts):
             attempt.note_signal(self._signal)
-        if callable(self._term):
-            self._term(number, frame)
-            return
-        self._end_all()
+        self.handling = True
+        try:
+            if callable(self._term):
+                self._term(number, frame)
+                return
+            self._end_all()
+        finally:
+            self.handling = False
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
@@ -148,18 +157,26 @@ class _ProcessEnd:
             return "crashed", self._exit_code, f"exit code {self._exit_code}"
         return "finished", 0, ""
 
-    @staticmethod
-    def _last_error() -> BaseException | None:
+    def _last_error(self) -> BaseException | None:
         """The uncaught exception, where somebody replaced our hook without calling it on."""
         if hasattr(sys, "ps1"):  # in an interactive session every mistake is an "uncaught exception"
             return None
         error = getattr(sys, "last_value", None)
-        return error if isinstance(error, BaseException) else None
+        return error if isinstance(error, BaseException) and error is not self._old_error else None
+
+
+def exit_code_of(status: object) -> int:
+    """The exit code of `sys.exit(status)`: nothing is 0, a text is printed and is 1."""
+    return status if isinstance(status, int) else 0 if status is None else 1
 
 
 def describe_error(error: BaseException) -> str:
     """`ValueError: the message`, cut to a length that fits a table."""
-    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    try:
+        message = str(error)
+    except Exception:  # an exception class of the caller's own
+        message = ""
+    text = f"{type(error).__name__}: {message}".rstrip(": ")
     return text if len(text) <= 500 else f"{text[:500]}…"
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import time
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, cast
@@ -19,11 +20,12 @@ from nodetrack.errors import RunFinishedError
 from nodetrack.health import BackendHealth, Health, Skipped
 from nodetrack.journal.segment import SCHEMA_VERSION
 from nodetrack.journal.writer import BEFORE_ALL_STEPS, JournalWriter, KeySet
+from nodetrack.process_end import describe_error
 from nodetrack.records import JsonValue, Kind, SegmentHeader, StoredValue
 
 #: More key sets than this and the run lets go of them all: names that never repeat must not fill the memory.
 MAX_KEY_SETS: Final = 4096
-_MAX_STEP: Final = 2**63 - 1
+MAX_STEP: Final = 2**63 - 1
 
 logger = logging.getLogger("nodetrack")
 
@@ -70,6 +72,7 @@ class RunState:
         self.first_nonfinite: dict[str, int] = {}
         self.skipped: dict[str, Skipped] = {}
         self.warnings: list[str] = []
+        self.unsaid: deque[str] = deque()
         self.summary: dict[str, object] = {}
         self.labels: dict[str, object] = {}
         self.aggregates = Aggregates()
@@ -92,8 +95,12 @@ class RunState:
     @property
     def step(self) -> int:
         """One past the highest step so far, 0 before the first row."""
-        steps = [key_set.last_step for view in self._views.values() for key_set in view.values()]
-        return max(self.base_step, max(steps, default=BEFORE_ALL_STEPS) + 1)
+        steps = [key_set.last_step for key_set in self._all_key_sets()]
+        return min(max(self.base_step, max(steps, default=BEFORE_ALL_STEPS) + 1), MAX_STEP)
+
+    def _all_key_sets(self) -> list[KeySet]:
+        """As they are now; a signal handler or another thread may add to them at any time."""
+        return [key_set for view in list(self._views.values()) for key_set in list(view.values())]
 
     def whole_step(self, step: object) -> int:
         """The step as an integer within 64 bits. What cannot be one is kept at the nearest, with a
@@ -108,11 +115,11 @@ class RunState:
             return self.counter
         if number != step:
             self.warn_once("step", f"The step {step!r} is no integer; the row is kept under step {number}.")
-        if not -_MAX_STEP <= number <= _MAX_STEP:
+        if not -MAX_STEP <= number <= MAX_STEP:
             self.warn_once(
                 "step", f"The step {number} does not fit into 64 bits; the row is kept at the limit."
             )
-            number = max(-_MAX_STEP, min(_MAX_STEP, number))
+            number = max(-MAX_STEP, min(MAX_STEP, number))
         return number
 
     def rewind(self, step: int) -> None:
@@ -125,7 +132,12 @@ class RunState:
 
     def view(self, context: Mapping[str, str]) -> dict[tuple[str, ...], KeySet]:
         """The key sets of one context, to be filled by whoever logs under it."""
-        return self._views.setdefault(tuple(sorted(context.items())), {})
+        key = tuple(sorted(context.items()))
+        with self.journal.lock:
+            if len(self._views) >= MAX_KEY_SETS and key not in self._views:
+                self.forget_key_sets()  # whoever holds a view that is let go of here asks for it again
+                self._views.clear()
+            return self._views.setdefault(key, {})
 
     def new_key_set(
         self, view: dict[tuple[str, ...], KeySet], names: tuple[str, ...], context: Mapping[str, str]
@@ -143,13 +155,22 @@ class RunState:
         """Let go of all key sets, keeping the step and the last values."""
         self.base_step = self.step
         self._let_go = self.last_values()
-        for view in self._views.values():
+        for view in list(self._views.values()):
             view.clear()
         self._key_set_count = 0
 
+    def count(self, key_set: KeySet, step: int, values: list[StoredValue]) -> None:
+        """Take note of a row that was written; `Run.log` has the same in its fast path."""
+        if step >= key_set.last_step:
+            key_set.last_step = step
+        else:
+            self.out_of_order += 1
+        self.logged = key_set.order = self.logged + 1
+        key_set.values = values
+
     def last_values(self) -> dict[str, StoredValue]:
         """The newest value of every metric that this attempt has logged."""
-        key_sets = [key_set for view in self._views.values() for key_set in view.values() if key_set.order]
+        key_sets = [key_set for key_set in self._all_key_sets() if key_set.order]
         last = dict(self._let_go)
         for key_set in sorted(key_sets, key=lambda item: item.order):
             last.update(zip(key_set.names, key_set.values, strict=True))
@@ -221,6 +242,12 @@ class RunState:
             name = "(more names)"
         self.skipped[name] = Skipped(before.count + 1 if before else 1, reason)
 
+    def skip_row(self, error: Exception) -> None:
+        """Count a row that could not be read at all."""
+        with self.journal.lock:
+            self.skip("(whole row)", f"it could not be read ({describe_error(error)})")
+        self.say()
+
     def show(self, key_set: KeySet, step: int, time_ns: int, values: list[StoredValue]) -> None:
         """Give a row to the aggregates and the backends of this process."""
         self.aggregates.see(zip(key_set.names, values, strict=True))
@@ -250,10 +277,23 @@ class RunState:
     # -- health --------------------------------------------------------------------------------------
 
     def warn(self, message: str) -> None:
-        """Log a warning and keep it for `health`."""
+        """Keep a warning for `health`, and log it when `say` is called.
+
+        Not at once: this is called under the journal's lock, and a handler of the user's may log to the run.
+        """
         if len(self.warnings) < MAX_KEY_SETS:
             self.warnings.append(message)
-        logger.warning("%s", message)
+        self.unsaid.append(message)
+
+    def say(self) -> None:
+        """Log the warnings that wait. The caller holds no lock; a handler that fails fails alone."""
+        while self.unsaid:
+            try:
+                logger.warning("%s", self.unsaid.popleft())
+            except IndexError:  # another thread was faster
+                return
+            except Exception as error:  # a handler of the user's must not end a row, a keeper or a run
+                self.warnings.append(f"A handler of the program's logging failed ({describe_error(error)}).")
 
     def warn_once(self, about: str, message: str) -> None:
         """As `warn`, the first time only."""

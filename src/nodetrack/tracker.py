@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sys
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, cast
 
@@ -14,6 +16,7 @@ import msgspec
 
 from nodetrack.active import set_active
 from nodetrack.attempt import Attempt, Labels
+from nodetrack.backends.base import Backend
 from nodetrack.backends.factory import build_backend, parse_backends
 from nodetrack.identity.id_file import (
     Fingerprint,
@@ -34,6 +37,7 @@ from nodetrack.machine import (
     find_rank,
     git_state,
     process_created_at,
+    process_start_ticks,
     this_host,
 )
 from nodetrack.plain import plain_config
@@ -57,6 +61,18 @@ _WANDB_ONLY: Final = frozenset(
     | {"monitor_gym", "reinit", "resume_from", "save_code", "settings", "sync_tensorboard"}
 )
 _open_runs: dict[tuple[int, Path], Run] = {}
+#: Held from the look for an open run to its start, so that threads that start one node get one run.
+#: Re-entrant: a config that calls init when it is read must not stand in its own way.
+_starting = threading.RLock()
+
+
+def _forget_other_threads() -> None:
+    """A forked child has none of the threads that may have held the lock."""
+    global _starting  # noqa: PLW0603 - a lock that nobody will release can only be replaced
+    _starting = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_other_threads)
 
 
 def init(
@@ -68,7 +84,7 @@ def init(
     environment: str | None = None,
     group: str | None = None,
     job_type: str | None = None,
-    tags: Iterable[str] | None = None,
+    tags: Iterable[str] | str | None = None,
     notes: str | None = None,
     config: object = None,
     version: str | None = None,
@@ -104,7 +120,7 @@ def init(
         "environment": environment,
         "group": group,
         "job_type": job_type,
-        "tags": None if tags is None else tuple(tags),
+        "tags": (tags,) if isinstance(tags, str) else None if tags is None else tuple(tags),
         "notes": notes,
         "version": version,
         "id": id,
@@ -122,8 +138,10 @@ def init(
         chosen = _as_own_run(chosen, rank)
     elif rank.rank:
         chosen = chosen.model_copy(update={"mode": "disabled"})
-    run = _already_open(chosen) or _start(chosen, rank, _config_values(config), verifier, origins["version"])
-    set_active(run)
+    values = _config_values(config)
+    with _starting:
+        run = _already_open(chosen) or _start(chosen, rank, values, verifier, origins["version"])
+        set_active(run)
     return run
 
 
@@ -145,26 +163,47 @@ def _start(
         version = msgspec.structs.replace(version, origin=version_origin)
     disabled = settings.mode == "disabled"
     taken = _nothing_taken(settings) if disabled else _take_up(settings, folder, verifier)
-    identity, recovered = _identity(settings, folder, version, taken.run_id, taken.previous_run)
-    attempt = Attempt(
-        identity,
-        recovered,
-        settings,
-        labels=_labels(settings, config, recovered),
-        config=config,
-        facts={} if disabled else _facts(settings, rank, taken),
-        lock=taken.lock,
-        backends=backends,
-        rebase=lambda run_id: _rebase(settings, folder, version, run_id),
-    )
-    attempt.state.warnings.extend(taken.warnings)
-    attempt.start()
-    run = Run(attempt)
-    if not disabled:
-        _announce(run, settings, version)
-    if not disabled:
-        _open_runs[os.getpid(), _id_path(settings, folder)] = run
+    with _released_on_failure(taken, backends) as opened:
+        identity, recovered = _identity(settings, folder, version, taken.run_id, taken.previous_run)
+        attempt = Attempt(
+            identity,
+            recovered,
+            settings,
+            labels=_labels(settings, config, recovered),
+            config=config,
+            facts={} if disabled else _facts(settings, rank, taken),
+            lock=taken.lock,
+            backends=backends,
+            rebase=lambda run_id: _rebase(settings, folder, version, run_id),
+        )
+        opened.append(attempt)
+        attempt.state.warnings.extend(taken.warnings)
+        attempt.start()
+        run = Run(attempt)
+        if not disabled:
+            _announce(run, settings, version)
+            _open_runs[os.getpid(), _id_path(settings, folder)] = run
     return run
+
+
+@contextlib.contextmanager
+def _released_on_failure(taken: TakenUp, backends: Mapping[str, Backend]) -> Iterator[list[Attempt]]:
+    """Gives back what a start has opened if it does not come to its end, be it by Ctrl-C.
+
+    Else the lock would keep out the next start, which may be in this very process.
+    """
+    opened: list[Attempt] = []
+    try:
+        yield opened
+    except BaseException as error:
+        for attempt in opened:
+            attempt.finish_after(error)
+        for backend in backends.values() if not opened else ():
+            with contextlib.suppress(Exception):  # the error that is on its way says more
+                backend.close()
+        if taken.lock is not None:
+            taken.lock.release()
+        raise
 
 
 def _already_open(settings: Settings) -> Run | None:
@@ -191,6 +230,7 @@ def _announce(run: Run, settings: Settings, version: FoundVersion) -> None:
             f"The version of the code is not known, so rows carry {UNKNOWN_VERSION}: pass version= to init, "
             "set NODETRACK_VERSION or __version__, or commit the code to git."
         )
+    run._state.say()  # noqa: SLF001 - as above
     if not settings.quiet:
         begun = f"goes on at step {run.step}, attempt {run.attempt}" if run.resumed else "is new"
         logger.info(
@@ -297,7 +337,7 @@ def _labels(settings: Settings, config: Mapping[str, object], recovered: Recover
     name = settings.name or _name_from(settings.name_fields, config) or _text(had.get("name"))
     return Labels(
         name=name or f"{settings.role}-{settings.uid}",
-        tags=tuple(dict.fromkeys([*tags, *settings.tags])),
+        tags=tuple(dict.fromkeys(map(str, [*tags, *settings.tags]))),
         notes=settings.notes or _text(had.get("notes")),
     )
 
@@ -322,6 +362,7 @@ def _facts(settings: Settings, rank: Rank, taken: TakenUp) -> dict[str, JsonValu
         "started_ns": time.time_ns(),
         "process": cast("JsonValue", dict(describe_process())),
         "process_created_at": process_created_at(),
+        "process_start_ticks": process_start_ticks(),
         "host": cast("JsonValue", msgspec.to_builtins(host)),
         "git": cast("JsonValue", msgspec.to_builtins(git)) if git else None,
         "rank": rank.rank,

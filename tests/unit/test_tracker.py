@@ -578,7 +578,7 @@ def test_a_fault_of_ours_at_the_end_does_not_look_like_one_of_training(
     def broken() -> None:
         raise NameError("x")
 
-    monkeypatch.setattr(run._attempt, "_close", broken)
+    monkeypatch.setattr(run._attempt, "_close_once", broken)
     run.finish()
     assert "could not be finished (NameError: x)" in caplog.text
 

@@ -490,13 +490,16 @@ class JournalWriter:
         waiting, self._backlog = self._backlog, deque()
         if self._segment is _NO_SEGMENT:
             self._begin_segment()
-        while waiting and self._segment is not _NO_SEGMENT and not self._backlog:
-            record = waiting.popleft()
-            if isinstance(record, tuple):
-                self.write_row(*record, checked=True)
-            else:
-                self.write(record)
-        self._backlog.extend(waiting)
+        try:
+            while waiting and self._segment is not _NO_SEGMENT and not self._backlog:
+                record = waiting[0]
+                if isinstance(record, tuple):
+                    self.write_row(*record, checked=True)
+                else:
+                    self.write(record)
+                waiting.popleft()  # only now: a Ctrl-C in between may write a record twice, never lose one
+        finally:
+            self._backlog.extend(waiting)
         if not self._backlog and self._segment is not _NO_SEGMENT and self._failing:
             self._failing = False
             self._trouble(f"{self.folder} can be written again; {self.lost} records were lost meanwhile")
