@@ -123,6 +123,20 @@ def test_an_attempt_that_was_killed_is_told_even_if_another_has_begun_meanwhile(
     assert states(follower) == []
 
 
+def test_an_attempt_on_another_machine_has_ended_when_another_begins(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process cannot be asked from here."""
+    lab.killed_node("run.log({'a': 1.0}, step=0)")
+    elsewhere = msgspec.structs.replace(folder_module.this_host(), boot_id="another boot")
+    monkeypatch.setattr(folder_module, "this_host", lambda: elsewhere)
+    (run,) = Path(".nodetrack/p/runs").iterdir()
+    follower = RunFollower(RunFolder(run, "p"))
+    assert states(follower) == []
+    lab.start()
+    assert states(follower) == [("0001", "crashed")]
+
+
 def test_attempts_before_the_one_that_is_followed_are_not_told(lab: Lab) -> None:
     lab.killed_node("run.log({'a': 1.0}, step=0)")
     follower = follow(lab.start())
