@@ -6,6 +6,7 @@ too, so that tracking starts anywhere. Heavy modules are imported where they are
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
@@ -29,6 +30,7 @@ _log = logging.getLogger("nodetrack")
 # psutil derives an epoch time from the boot time, which the kernel reports in whole seconds and moves
 # when the clock is corrected: two readings of one process can differ by a little more than a second.
 _CREATED_AT_TOLERANCE_SECONDS = 2.0
+_ENDED_STATES = (b"Z", b"X")  # a zombie, or what is left of one
 _LARGEST_PID = 2**31 - 1  # pid_t; a damaged lock file may hold anything
 
 
@@ -91,16 +93,50 @@ def process_created_at(pid: int | None = None) -> float | None:
         return None
 
 
-def process_is_alive(pid: int, created_at: float) -> bool:
+def process_start_ticks(pid: int | None = None) -> int | None:
+    """When the process (default: this one) was started, in clock ticks since the boot.
+
+    Unlike epoch seconds this is the same whenever it is read: no correction of the clock moves it. It names
+    a process only together with the boot. None if the process is not alive, or where there is no `/proc`.
+    """
+    try:
+        stat = Path(f"/proc/{pid or os.getpid()}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat[stat.rfind(b")") + 1 :].split()  # the name before it may hold blanks and brackets
+    if len(fields) < 20 or fields[0] in _ENDED_STATES:
+        return None
+    return int(fields[19])
+
+
+def process_is_alive(pid: int, created_at: float, start_ticks: int | None = None) -> bool:
     """Whether the process `pid` that was started at `created_at` (epoch seconds) still runs here.
 
-    A later process that got the same number is recognised by its start. Where the system refuses to
-    say, the process counts as alive: two writers are worse than one too few.
+    A later process that got the same number is recognised by its start: by `start_ticks`
+    (`process_start_ticks`) where they are known, since `created_at` moves with the clock. Where the system
+    refuses to say, the process counts as alive: two writers are worse than one too few.
     """
-    import psutil
-
     if not 0 < pid <= _LARGEST_PID:
         return False
+    if start_ticks is not None and process_start_ticks() is not None:
+        return process_start_ticks(pid) == start_ticks or _is_hidden(pid)
+    return _was_created_at(pid, created_at)
+
+
+def _is_hidden(pid: int) -> bool:
+    """Whether there is such a process, of which the system tells us nothing (`/proc` with hidepid)."""
+    if Path(f"/proc/{pid}").exists():
+        return False
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return error.errno == errno.EPERM
+    return False
+
+
+def _was_created_at(pid: int, created_at: float) -> bool:
+    import psutil
+
     try:
         found = process_created_at(pid)
     except psutil.AccessDenied:

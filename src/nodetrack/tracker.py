@@ -68,7 +68,7 @@ _starting = threading.RLock()
 
 def _forget_other_threads() -> None:
     """A forked child has none of the threads that may have held the lock."""
-    global _starting  # noqa: PLW0603 - a lock that nobody will release can only be replaced
+    global _starting  # what nobody will release can only be replaced
     _starting = threading.RLock()
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ from nodetrack.machine import (
     git_state,
     process_created_at,
     process_is_alive,
+    process_start_ticks,
     this_host,
 )
 
@@ -79,6 +81,47 @@ def test_a_killed_process_is_dead_even_before_its_parent_has_looked() -> None:
     finally:
         child.communicate()
     assert not process_is_alive(child.pid, created_at)
+
+
+def test_a_clock_that_was_set_neither_kills_a_process_nor_brings_one_back() -> None:
+    """Epoch seconds of a process's start move with the clock (NTP after the boot, a resumed machine)."""
+    created_at, ticks = process_created_at(), process_start_ticks()
+
+    assert created_at is not None
+    assert ticks is not None
+    assert process_is_alive(os.getpid(), created_at - 3600, ticks)
+    assert not process_is_alive(os.getpid(), created_at, ticks - 1)
+
+
+def test_the_start_is_read_behind_whatever_a_process_calls_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = b"7 (a) S (1 2) R " + b" ".join(str(number).encode() for number in range(4, 53)) + b"\n"
+    monkeypatch.setattr(Path, "read_bytes", lambda _path: stat)
+
+    assert process_start_ticks(7) == 22
+
+
+def test_a_zombie_has_no_start() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    ticks = process_start_ticks(child.pid)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        assert ticks is not None
+        assert process_start_ticks(child.pid) is None
+        assert not process_is_alive(child.pid, 0.0, ticks)
+    finally:
+        child.communicate()
+
+
+def test_a_process_that_proc_hides_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, signal: int) -> None:
+        raise PermissionError(errno.EPERM, "not yours")
+
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert not process_is_alive(gone.pid, 0.0, 5)
+    monkeypatch.setattr(os, "kill", refuse)
+    assert process_is_alive(gone.pid, 0.0, 5)
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**31, 2**80])

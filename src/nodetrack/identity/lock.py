@@ -25,22 +25,36 @@ import msgspec
 
 from nodetrack.errors import IdentityInUseError
 from nodetrack.identity.id_file import remove_abandoned
-from nodetrack.machine import HostIdentity, process_created_at, process_is_alive, this_host
+from nodetrack.machine import (
+    HostIdentity,
+    process_created_at,
+    process_is_alive,
+    process_start_ticks,
+    this_host,
+)
 
 DEFAULT_STALE_AFTER_SECONDS = 60.0
 _HALF_WRITTEN_SECONDS = (
     5.0  # how long a lock file without readable content may be one that is just being made
 )
 _RETRY_SECONDS = 0.02
+#: Tokens of the locks that this program holds. `os.execv` puts another program into the same process, with
+#: the same number and start: a lock of this process whose token is not here is that earlier program's.
+_held_here: set[str] = set()
 
 
 class LockOwner(msgspec.Struct, frozen=True):
-    """Who holds a lock. `created_at` is the process's creation time, so that a reused pid is noticed."""
+    """Who holds a lock. The process's creation is there so that a reused pid is noticed.
+
+    It is told twice: `created_at` in epoch seconds, for people, and `start_ticks` since the boot, which no
+    change of the clock moves.
+    """
 
     pid: int
     created_at: float
     host: HostIdentity
     token: str
+    start_ticks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +89,11 @@ class NodeLock:
         claim = path.with_name(f".{path.name}.{owner.pid}.{owner.token}.claim")
         try:
             claim.write_bytes(msgspec.json.encode(owner))
+            _held_here.add(owner.token)
             _Contest(path, claim, owner, stale_after_seconds).win(node)
+        except BaseException:
+            _held_here.discard(owner.token)  # should the lock be ours already, the next one may take it over
+            raise
         finally:
             with contextlib.suppress(OSError):  # it has become the lock, or the folder refuses by now
                 claim.unlink()
@@ -103,6 +121,7 @@ class NodeLock:
         if self.is_held():
             with contextlib.suppress(OSError):  # what cannot be removed is a dead process's lock soon
                 self.path.unlink()
+        _held_here.discard(self.owner.token)
 
 
 class _Contest:
@@ -165,11 +184,17 @@ class _Contest:
             return True
         here = self._owner.host
         if owner.host.shares_processes_with(here):
-            return not process_is_alive(owner.pid, owner.created_at)
+            return self._is_before_exec(owner) or not process_is_alive(
+                owner.pid, owner.created_at, owner.start_ticks
+            )
         rebooted = owner.host.hostname == here.hostname and owner.host.boot_id != here.boot_id
         if rebooted and holder.age_seconds > _uptime_seconds():
             return True  # last confirmed before this machine booted: its process ended with that boot
         return holder.age_seconds > self._stale_after_seconds
+
+    def _is_before_exec(self, owner: LockOwner) -> bool:
+        """Whether the owner is this process, as the program that it was before `os.execv`."""
+        return owner.pid == self._owner.pid and owner.token not in _held_here
 
     def _succeed(self, chain: list[_Holder]) -> bool:
         """Takes over from the chain's last owner; False if another process was first."""
@@ -230,8 +255,8 @@ def _read_owner(place: Path) -> LockOwner | None:
 
 
 def _this_process() -> LockOwner:
-    created_at = process_created_at()
-    return LockOwner(os.getpid(), created_at or 0.0, this_host(), secrets.token_hex(8))
+    token = secrets.token_hex(8)
+    return LockOwner(os.getpid(), process_created_at() or 0.0, this_host(), token, process_start_ticks())
 
 
 def _uptime_seconds() -> float:

@@ -15,7 +15,7 @@ import pytest
 from nodetrack.errors import IdentityInUseError
 from nodetrack.identity import lock as lock_module
 from nodetrack.identity.lock import LockOwner, NodeLock, _Contest
-from nodetrack.machine import HostIdentity, this_host
+from nodetrack.machine import HostIdentity, process_start_ticks, this_host
 
 ELSEWHERE = HostIdentity("host-b", "another-boot", "pid:[1]")
 
@@ -63,6 +63,46 @@ def test_a_dead_owner_is_replaced_and_leaves_nothing_behind(tmp_path: Path) -> N
 def test_a_reused_process_number_does_not_keep_a_dead_owner_alive(tmp_path: Path) -> None:
     path = tmp_path / "miner-3.lock"
     put_lock(path, LockOwner(os.getpid(), 1_000_000.0, this_host(), "before"))
+    assert NodeLock.acquire(path, "miner 3").is_held()
+
+
+def test_a_lock_of_this_process_before_exec_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "miner-3.lock"
+    before = NodeLock.acquire(path, "miner 3").owner
+    lock_module._held_here.clear()  # as in the program that comes after os.execv
+    lock = NodeLock.acquire(path, "miner 3")
+    assert lock.owner.start_ticks == before.start_ticks
+    assert lock.is_held()
+
+
+def test_a_lock_that_was_taken_when_ctrl_c_came_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "miner-3.lock"
+    win = _Contest.win
+
+    def win_and_be_interrupted(contest: _Contest, node: str) -> None:
+        win(contest, node)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Contest, "win", win_and_be_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            NodeLock.acquire(path, "miner 3")
+    assert path.exists()
+    assert NodeLock.acquire(path, "miner 3").is_held()
+
+
+def test_an_owner_is_known_by_its_start_since_the_boot_whatever_the_clock(tmp_path: Path) -> None:
+    path = tmp_path / "miner-3.lock"
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    ticks = process_start_ticks(child.pid)
+    put_lock(path, LockOwner(child.pid, time.time() - 3600, this_host(), "a", ticks))
+    try:
+        with pytest.raises(IdentityInUseError):
+            NodeLock.acquire(path, "miner 3")
+    finally:
+        child.communicate(b"\n")
     assert NodeLock.acquire(path, "miner 3").is_held()
 
 
