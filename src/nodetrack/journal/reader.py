@@ -10,6 +10,18 @@ import msgspec
 
 from nodetrack.errors import JournalError
 from nodetrack.journal.segment import MAGIC, Damage, decode_header, find_frame, scan_frames
+from nodetrack.journal.shape import (
+    Check,
+    are_labels,
+    are_names,
+    are_plain,
+    are_values,
+    is_complete,
+    is_context,
+    is_integer,
+    is_state,
+    is_text,
+)
 from nodetrack.records import (
     AttemptFinished,
     AttemptStarted,
@@ -120,8 +132,9 @@ class SegmentReader:
             yield start + offset, data[begin:end]
 
     def _record(self, offset: int, payload: bytes) -> Record | None:
-        if payload[0] & 0xF0 == 0x80 or payload[0] in (0xDE, 0xDF):  # a map: only the header is one
+        if offset == len(MAGIC) and (payload[0] & 0xF0 == 0x80 or payload[0] in (0xDE, 0xDF)):  # a map
             self.header = decode_header(payload, self.path)
+            self.damage.corrupt += self.header is None
             return None
         try:
             return self._made(offset, _decode(payload))
@@ -132,7 +145,7 @@ class SegmentReader:
     def _made(self, offset: int, fields: list[object]) -> Record | None:
         kind = fields[0]
         if kind == _KEYSET:
-            self._key_sets[cast("int", fields[1])] = _names(fields)
+            self._key_sets[_number(fields)] = _names(fields)
             return None
         make = _MAKERS.get(cast("int", kind))
         if make is None:
@@ -143,6 +156,8 @@ class SegmentReader:
     def row(self, offset: int, fields: list[object]) -> Row | None:
         """A row with its names in place; None when its key set is damaged."""
         _, number, values, step, time_ns = cast("_RowFields", fields[:5])
+        if step.__class__ is not int or time_ns.__class__ is not int or not are_values(values):
+            raise TypeError
         named = self._key_sets.get(number)
         if named is None:
             if self._names_are_needed:
@@ -165,38 +180,65 @@ class SegmentReader:
 
     def system_row(self, offset: int, fields: list[object]) -> SystemRow | None:
         """A sample of the machine's resources with its names in place."""
-        named = self._key_sets.get(cast("int", fields[1]))
+        values, time_ns = fields[2], fields[3]
+        if not (is_integer(time_ns) and are_values(values)):
+            raise TypeError
+        named = self._key_sets.get(_number(fields))
         if named is None:
             self.unnamed_rows += 1
             return None
-        values = cast("list[StoredValue]", fields[2])
         if len(values) != len(named[0]):
             raise ValueError
-        return SystemRow(offset=offset, names=named[0], values=values, time_ns=cast("int", fields[3]))
+        return SystemRow(offset=offset, names=named[0], values=values, time_ns=time_ns)
+
+
+def _number(fields: list[object]) -> int:
+    """The number of a key set."""
+    number = fields[1]
+    if not is_integer(number):
+        raise TypeError
+    return number
 
 
 def _names(fields: list[object]) -> _Names:
-    names = cast("list[str]", fields[2])
-    context = cast("Mapping[str, str]", fields[3])
+    names, context = fields[2], fields[3]
+    if not (are_names(names) and is_context(context)):
+        raise TypeError
     return tuple(names), context
 
 
-def _plain(record: type[Record], *names: str) -> Callable[[SegmentReader, int, list[object]], Record]:
+def _plain(record: type[Record], **checks: Check) -> Callable[[SegmentReader, int, list[object]], Record]:
+    """Makes a record of the items behind the kind, in this order, each of which has to pass its check."""
+
     def make(_: SegmentReader, offset: int, fields: list[object]) -> Record:
-        return record(offset=offset, **dict(zip(names, fields[1:], strict=False)))
+        named = dict(zip(checks, fields[1:], strict=False))
+        if not all(checks[name](item) for name, item in named.items()):
+            raise TypeError
+        return record(offset=offset, **named)
 
     return make
+
+
+def _event(_: SegmentReader, offset: int, fields: list[object]) -> Event:
+    time_ns, name, data = fields[1:4]
+    if not (is_integer(time_ns) and is_text(name) and are_plain(data) and is_complete(name, data)):
+        raise TypeError
+    return Event(offset=offset, time_ns=time_ns, name=name, data=data)
 
 
 _MAKERS: Mapping[int, Callable[[SegmentReader, int, list[object]], Record | None]] = {
     Kind.ROW: SegmentReader.row,
     Kind.SYSTEM: SegmentReader.system_row,
-    Kind.ATTEMPT: _plain(AttemptStarted, "time_ns", "attempt"),
-    Kind.CONFIG: _plain(ConfigSet, "time_ns", "config"),
-    Kind.SUMMARY: _plain(SummarySet, "time_ns", "summary"),
-    Kind.TAGS: _plain(RunEdited, "time_ns", "fields"),
-    Kind.CONSOLE: _plain(ConsoleLine, "time_ns", "stream", "text"),
-    Kind.EVENT: _plain(Event, "time_ns", "name", "data"),
-    Kind.MARK: _plain(Mark, "time_ns", "step", "counter", "summary", "labels"),
-    Kind.FINISH: _plain(AttemptFinished, "time_ns", "state", "exit_code", "reason"),
+    Kind.ATTEMPT: _plain(AttemptStarted, time_ns=is_integer, attempt=are_plain),
+    Kind.CONFIG: _plain(ConfigSet, time_ns=is_integer, config=are_plain),
+    Kind.SUMMARY: _plain(SummarySet, time_ns=is_integer, summary=are_plain),
+    Kind.TAGS: _plain(RunEdited, time_ns=is_integer, fields=are_labels),
+    Kind.CONSOLE: _plain(ConsoleLine, time_ns=is_integer, stream=is_text, text=is_text),
+    Kind.EVENT: _event,
+    Kind.MARK: _plain(
+        Mark, time_ns=is_integer, step=is_integer, counter=is_integer, summary=are_plain, labels=are_labels
+    ),
+    Kind.FINISH: _plain(
+        AttemptFinished, time_ns=is_integer, state=is_state, exit_code=is_integer, reason=is_text
+    ),
 }

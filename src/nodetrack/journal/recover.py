@@ -31,7 +31,7 @@ from nodetrack.records import Event, JsonValue, Mark, Record, Row, RunEdited, Se
 #: Room for two marks and the rows of a busy second between them. Without a mark in it, all is read.
 TAIL_BYTES: Final = 4 * 1024 * 1024
 _BEGINNING_BYTES: Final = 64 * 1024
-ATTEMPT_NAME: Final = re.compile(r"(\d{4,})-[0-9a-z]+")
+ATTEMPT_NAME: Final = re.compile(r"([0-9]{4,})-[0-9a-z]+")
 
 
 class Recovered(msgspec.Struct):

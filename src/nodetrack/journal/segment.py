@@ -24,6 +24,7 @@ from zlib import crc32
 import msgspec
 
 from nodetrack.errors import JournalError
+from nodetrack.journal.shape import are_labels, are_plain
 from nodetrack.records import SegmentHeader
 
 MAGIC: Final = b"\x89NTJ\r\n\x1a\n"  # like PNG's: shows a transfer that touched line ends or the eighth bit
@@ -31,9 +32,17 @@ SCHEMA_VERSION: Final = 1
 FRAME_HEAD: Final = struct.Struct("<II")
 LENGTH_FACTOR: Final = 263
 MAX_PAYLOAD_BYTES: Final = 16_000_000  # 263 times as much still fits into 32 bits
-SEGMENT_NAME: Final = re.compile(r"segment-(\d{6,})\.ntj")
+SEGMENT_NAME: Final = re.compile(r"segment-([0-9]{6,})\.ntj")
+
+
+class _Schema(msgspec.Struct):
+    """The part of a header that every version understands."""
+
+    schema_version: int
+
 
 _encode = msgspec.msgpack.Encoder().encode
+_decode_schema = msgspec.msgpack.Decoder(_Schema).decode
 _decode_header = msgspec.msgpack.Decoder(SegmentHeader).decode
 _pack_head = FRAME_HEAD.pack
 
@@ -98,19 +107,20 @@ def encode_header(header: SegmentHeader) -> bytes:
     return MAGIC + frame(payload)
 
 
-def decode_header(payload: bytes, path: Path) -> SegmentHeader:
-    """The header; raises JournalError when it is not one, or of a schema this version does not know."""
+def decode_header(payload: bytes, path: Path) -> SegmentHeader | None:
+    """The header; None when it is none. Raises JournalError for a schema that this version does not know."""
     try:
+        schema_version = _decode_schema(payload).schema_version
+        if schema_version > SCHEMA_VERSION:  # whatever else such a header says
+            raise JournalError(
+                f"{path} has journal schema {schema_version}; this nodetrack reads up to "
+                f"{SCHEMA_VERSION}: upgrade nodetrack to read it.",
+                path,
+            )
         header = _decode_header(payload)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise JournalError(f"{path} has a header that cannot be read ({error}).", path) from error
-    if header.schema_version > SCHEMA_VERSION:
-        raise JournalError(
-            f"{path} has journal schema {header.schema_version}; this nodetrack reads up to "
-            f"{SCHEMA_VERSION}: upgrade nodetrack to read it.",
-            path,
-        )
-    return header
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    return header if are_plain(header.summary) and are_labels(header.labels) else None
 
 
 class Damage(msgspec.Struct):

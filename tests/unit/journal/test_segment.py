@@ -239,7 +239,7 @@ def test_a_value_that_holds_itself_is_cut_off() -> None:
 # -- the header -----------------------------------------------------------------------------------------
 
 
-def header_of(data: bytes) -> SegmentHeader:
+def header_of(data: bytes) -> SegmentHeader | None:
     (payload,), damage = payloads_of(data[len(MAGIC) :])
     assert data.startswith(MAGIC)
     assert damage == Damage()
@@ -262,7 +262,9 @@ def test_a_header_comes_back_as_it_was() -> None:
 
 def test_a_header_never_fails_for_what_a_person_set() -> None:
     odd = msgspec.structs.replace(HEADER, summary={"a": 2**70}, labels={"name": "\ud800"})
-    assert header_of(encode_header(odd)).labels == {"name": "\\ud800"}
+    header = header_of(encode_header(odd))
+    assert header is not None
+    assert header.labels == {"name": "\\ud800"}
 
 
 def test_a_header_leaves_out_a_summary_that_no_record_can_hold() -> None:
@@ -274,6 +276,30 @@ def test_a_later_schema_is_refused_with_what_to_do() -> None:
     later = msgspec.msgpack.encode(msgspec.structs.replace(HEADER, schema_version=2))
     with pytest.raises(JournalError, match=r"schema 2.*up to 1: upgrade nodetrack"):
         decode_header(later, Path("segment"))
+
+
+def test_a_later_schema_is_told_from_damage_whatever_else_its_header_says() -> None:
+    later = msgspec.msgpack.encode({"schema_version": 2, "run": 5})
+    with pytest.raises(JournalError, match="upgrade nodetrack"):
+        decode_header(later, Path("segment"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema_version": "1"},
+        {"step": str(2**64)},
+        {"writer": None},
+        {"summary": [1]},
+        {"summary": {"a": {1: 2}}},
+        {"labels": {"tags": 5}},
+        {"labels": {"name": ["n"]}},
+    ],
+)
+def test_a_header_of_wrong_types_is_none(change: dict[str, object]) -> None:
+    fields = msgspec.to_builtins(HEADER) | change
+    assert decode_header(msgspec.msgpack.encode(fields), Path("segment")) is None
+    assert decode_header(b"\x81", Path("segment")) is None
 
 
 def test_a_field_that_a_later_version_adds_is_ignored() -> None:
