@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 import msgspec
 
 from nodetrack.errors import JournalError
-from nodetrack.journal.segment import MAGIC, Damage, decode_header, find_frame, scan_frames
+from nodetrack.journal.segment import (
+    FRAME_HEAD,
+    MAGIC,
+    Damage,
+    decode_header,
+    find_frame,
+    find_last_frame,
+    is_frame,
+    payload_at,
+    scan_frames,
+)
 from nodetrack.journal.shape import (
     Check,
     are_labels,
@@ -43,6 +53,9 @@ _Names = tuple[tuple[str, ...], Mapping[str, str]]
 _RowFields = tuple[int, int, list[StoredValue], int, int]
 _decode: Callable[[bytes], list[object]] = msgspec.msgpack.Decoder(list).decode
 _KEYSET = int(Kind.KEYSET)
+_MARK_BEGINS: Final = bytes((0x96, Kind.MARK))  # an array of six
+#: Before the name of an event: a frame's head, the array's length, the kind, and a time of up to nine bytes.
+_MOST_BEFORE_NAME: Final = FRAME_HEAD.size + 1 + 1 + 9
 
 
 class SegmentReader:
@@ -114,13 +127,36 @@ class SegmentReader:
                 found = record if isinstance(record, AttemptFinished) else found
         return found
 
-    def read_tail(self, tail_bytes: int) -> Iterator[Record]:
-        """The records within the last `tail_bytes`. A row whose names are said before them has none here."""
+    def read_from_last_mark(self, block_bytes: int) -> Iterator[Record]:
+        """The last mark and what stands behind it, looked for from the end; nothing if there is none.
+
+        A row whose names are said before the mark has none here.
+        """
         self._names_are_needed = False
-        for offset, payload in self._tail(tail_bytes):
-            record = self._record(offset, payload)
+        data, mark = b"", None
+        with self.path.open("rb") as file:
+            start = file.seek(0, 2)
+            while mark is None and start > len(MAGIC):
+                end, start = start, max(len(MAGIC), start - block_bytes)
+                file.seek(start)
+                data = file.read(end - start) + data
+                mark = find_last_frame(data, _MARK_BEGINS, end - start)
+        for offset, begin, end in scan_frames(data, len(data) if mark is None else mark, Damage()):
+            record = self._record(start + offset, data[begin:end])
             if record is not None:
                 yield record
+
+    def find_events(self, name: str) -> Iterator[Event]:
+        """The events of that name, without decoding what stands between them."""
+        data, packed = self.path.read_bytes(), msgspec.msgpack.encode(name)
+        place = data.find(packed)
+        while place >= 0:
+            for offset in range(max(len(MAGIC), place - _MOST_BEFORE_NAME), place - FRAME_HEAD.size):
+                if is_frame(data, offset):
+                    record = self._record(offset, payload_at(data, offset))
+                    if isinstance(record, Event) and record.name == name:
+                        yield record
+            place = data.find(packed, place + 1)
 
     def _tail(self, tail_bytes: int) -> Iterator[tuple[int, bytes]]:
         with self.path.open("rb") as file:

@@ -3,13 +3,17 @@
 The header of every segment says the step, the counter and the summary at its beginning, so the last segment
 of each writer of the last attempt is all that has to be read. A mark says the same further on, about once
 a megabyte, so of a large segment only the end is read.
+
+Of several writers (a process and its forked children), each says what it knows itself, and none knows that
+another went back. So the rewinds of the others are looked for, where they can matter. What a writer said of
+itself since stays as it said it: the step is then at most too high, and none is used twice.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 from zlib import crc32
@@ -24,13 +28,15 @@ from nodetrack.journal.segment import (
     MAGIC,
     MAX_PAYLOAD_BYTES,
     decode_header,
+    segment_number,
     segment_paths,
 )
 from nodetrack.records import Event, JsonValue, Mark, Record, Row, RunEdited, SegmentHeader, SummarySet
 
-#: Room for two marks and the rows of a busy second between them. Without a mark in it, all is read.
+#: A segment that is not larger is read whole. Of a larger one, so much at a time until there is a mark.
 TAIL_BYTES: Final = 4 * 1024 * 1024
 _BEGINNING_BYTES: Final = 64 * 1024
+_BEFORE_ALL_STEPS: Final = -(2**63)
 ATTEMPT_NAME: Final = re.compile(r"([0-9]{4,})-[0-9a-z]+")
 
 
@@ -74,7 +80,7 @@ def recover(run_folder: Path) -> Recovered:
         return Recovered()
     recovered = Recovered(attempt_number(attempts[-1].name), attempts[-1].name)
     for attempt in reversed(attempts):
-        found = [standing for path in _last_segments(attempt) if (standing := _standing(path)) is not None]
+        found = _standings(attempt)
         if found:
             _take(found, recovered)
             break
@@ -93,17 +99,64 @@ def read_header(path: Path) -> SegmentHeader | None:
     return None
 
 
-def _last_segments(attempt: Path) -> Iterator[Path]:
-    """The last segment of every writer of the attempt, and those behind it that do not say whose they are."""
-    seen: set[int] = set()
-    with contextlib.suppress(OSError):
-        for path in reversed(segment_paths(attempt)):
-            header = read_header(path)
-            if header is None:
-                yield path
-            elif header.writer not in seen:
-                seen.add(header.writer)
-                yield path
+def writer_of(path: Path) -> int:
+    """Who wrote a segment: the number of that writer's first one. Where the header cannot be read, nothing
+    says whether others are of the same writer; then it is the number of the segment itself.
+    """
+    header = read_header(path)
+    return segment_number(path.name) if header is None else header.writer
+
+
+class _Segment(NamedTuple):
+    """A segment and what it says first."""
+
+    path: Path
+    header: SegmentHeader | None
+
+    @property
+    def writer(self) -> int:
+        """See `writer_of`."""
+        return segment_number(self.path.name) if self.header is None else self.header.writer
+
+
+def _standings(attempt: Path) -> list[_Standing]:
+    """How the last segment of every writer of the attempt ends, as far as anything of it can be read."""
+    try:
+        segments = [_Segment(path, read_header(path)) for path in reversed(segment_paths(attempt))]
+    except OSError:
+        return []
+    last: dict[int, _Segment] = {}
+    for segment in segments:
+        last.setdefault(segment.writer, segment)
+    found = {writer: _standing(segment.path) for writer, segment in last.items()}
+    standings = {writer: standing for writer, standing in found.items() if standing is not None}
+    return _reconciled(standings, segments) if len(standings) > 1 else list(standings.values())
+
+
+def _reconciled(standings: Mapping[int, _Standing], segments: list[_Segment]) -> list[_Standing]:
+    """A writer does not know that another one went back. Those that stand furthest are told."""
+    paths = {segment.writer: segment.path for segment in reversed(segments)}
+    furthest = _Standing()
+    furthest.step = furthest.counter = _BEFORE_ALL_STEPS
+    for writer, standing in sorted(standings.items(), key=lambda item: item[1].step, reverse=True):
+        if standing.step > furthest.step or standing.counter > furthest.counter:
+            others = list(_rewinds_of_others(segments, writer, standing.since_ns))
+            told = (_standing(paths[writer], others) if others else None) or standing
+            furthest.step = max(furthest.step, told.step)
+            furthest.counter = max(furthest.counter, told.counter)
+    furthest.changes = [change for standing in standings.values() for change in standing.changes]
+    return [furthest]
+
+
+def _rewinds_of_others(segments: list[_Segment], writer: int, since_ns: int) -> Iterator[Event]:
+    """The rewinds of the other writers, without those segments that were ended before `since_ns`."""
+    ended: dict[int, int] = {}
+    for segment in segments:
+        if segment.writer != writer and ended.get(segment.writer, since_ns) >= since_ns:
+            with contextlib.suppress(OSError, JournalError):
+                yield from SegmentReader(segment.path).find_events("rewind")
+        if segment.header is not None:
+            ended[segment.writer] = segment.header.created_ns
 
 
 class _Change(NamedTuple):
@@ -115,44 +168,47 @@ class _Change(NamedTuple):
 
 
 class _Standing:
-    """The step, the counter and what was set by hand at the end of one segment."""
+    """The step, the counter and what was set by hand at the end of one segment.
 
-    def __init__(self) -> None:
+    `others` are the rewinds of the other writers of the attempt. They concern what was logged before them.
+    """
+
+    def __init__(self, others: Sequence[Event] = ()) -> None:
         self.step = 0
         self.counter = 0
+        #: Since when all that the writer did is taken in record by record.
+        self.since_ns = 0
         self.rewound = False
         self.changes: list[_Change] = []
-
-    @classmethod
-    def at(cls, mark: Mark) -> _Standing:
-        """What a mark says."""
-        standing = cls()
-        standing.step, standing.counter = mark.step, mark.counter
-        standing.changes = [_Change(mark.time_ns, mark.summary, mark.labels)]
-        return standing
+        self._others = [(rewind.time_ns, _step_of(rewind) + 1) for rewind in others]
 
     def see(self, record: Record) -> None:
         """Take in the next record."""
         if isinstance(record, Row):
-            self.step = max(self.step, record.step + 1)
-            if record.counted:
-                self.counter = max(self.counter, record.step + 1)
+            self._reach(record.time_ns, record.step + 1, record.step + 1 if record.counted else self.counter)
         elif isinstance(record, SummarySet):
             self._set(record.time_ns, record.summary, {})
         elif isinstance(record, RunEdited):
             self._set(record.time_ns, {}, record.fields)
         elif isinstance(record, Event) and record.name == "rewind":
-            step = record.data.get("step")
-            if isinstance(step, int):
-                self.step = self.counter = step + 1
-                self.rewound = True
+            self.step = self.counter = _BEFORE_ALL_STEPS
+            self._reach(record.time_ns, _step_of(record) + 1, _step_of(record) + 1)
+            self.rewound = True
+        elif isinstance(record, Event) and record.name == "checkpoint":
+            self._reach(record.time_ns, _step_of(record), cast("int", record.data["counter"]))
 
-    def begin(self, header: SegmentHeader) -> None:
-        """Take in what stood at the beginning of the segment, unless the run went back behind it."""
+    def begin(self, start: Mark | SegmentHeader) -> None:
+        """Take in what stood where reading began, unless the run went back behind it."""
+        self.since_ns = start.time_ns if isinstance(start, Mark) else start.created_ns
         if not self.rewound:
-            self.step = max(self.step, header.step)
-            self.counter = max(self.counter, header.counter)
-        self.changes.insert(0, _Change(header.created_ns, header.summary, header.labels))
+            self._reach(self.since_ns, start.step, start.counter)
+        self.changes.insert(0, _Change(self.since_ns, start.summary, start.labels))
+
+    def _reach(self, time_ns: int, step: int, counter: int) -> None:
+        for rewound_ns, left in self._others:
+            if time_ns <= rewound_ns:
+                step, counter = min(step, left), min(counter, left)
+        self.step, self.counter = max(self.step, step), max(self.counter, counter)
 
     def _set(self, time_ns: int, summary: Mapping[str, object], labels: Mapping[str, object]) -> None:
         """A clock that was set back does not change the order within a segment."""
@@ -160,28 +216,33 @@ class _Standing:
         self.changes.append(_Change(max(time_ns, last), summary, labels))
 
 
-def _standing(path: Path) -> _Standing | None:
+def _step_of(event: Event) -> int:
+    return cast("int", event.data["step"])
+
+
+def _standing(path: Path, others: Sequence[Event] = ()) -> _Standing | None:
     """How a segment ends; None when nothing of it can be read."""
-    return _standing_by_mark(path) or _standing_by_all(path)
+    return _standing_by_mark(path, others) or _standing_by_all(path, others)
 
 
-def _standing_by_mark(path: Path) -> _Standing | None:
-    """From the last mark on; None where the end of the file has none."""
+def _standing_by_mark(path: Path, others: Sequence[Event]) -> _Standing | None:
+    """From the last mark on; None where a segment is small or has none."""
     standing = None
     with contextlib.suppress(OSError, JournalError):  # of a later schema, which reading all of it says too
         next(SegmentReader(path).read(limit=_BEGINNING_BYTES), None)
         if path.stat().st_size > TAIL_BYTES:
-            for record in SegmentReader(path).read_tail(TAIL_BYTES):
+            for record in SegmentReader(path).read_from_last_mark(TAIL_BYTES):
                 if isinstance(record, Mark):
-                    standing = _Standing.at(record)
+                    standing = _Standing(others)
+                    standing.begin(record)
                 elif standing is not None:
                     standing.see(record)
     return standing
 
 
-def _standing_by_all(path: Path) -> _Standing | None:
+def _standing_by_all(path: Path, others: Sequence[Event]) -> _Standing | None:
     reader = SegmentReader(path)
-    standing = _Standing()
+    standing = _Standing(others)
     try:
         for record in reader.read():
             standing.see(record)

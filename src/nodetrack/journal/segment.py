@@ -63,10 +63,11 @@ def segment_paths(attempt_folder: Path) -> list[Path]:
         names = [entry.name for entry in attempt_folder.iterdir() if SEGMENT_NAME.fullmatch(entry.name)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [attempt_folder / name for name in sorted(names, key=_segment_number)]
+    return [attempt_folder / name for name in sorted(names, key=segment_number)]
 
 
-def _segment_number(name: str) -> int:
+def segment_number(name: str) -> int:
+    """1 for `segment-000001.ntj`; 0 for any other file."""
     match = SEGMENT_NAME.fullmatch(name)
     return int(match[1]) if match else 0
 
@@ -152,7 +153,7 @@ def scan_frames(data: bytes, start: int, damage: Damage) -> Iterator[tuple[int, 
             continue
         if believed and stop >= end:  # torn or still being written: its values are not searched for frames
             break
-        following = stop if believed and _is_frame(data, stop) else find_frame(data, offset + 1)
+        following = stop if believed and is_frame(data, stop) else find_frame(data, offset + 1)
         if following is None:
             break
         damage.corrupt += 1
@@ -163,12 +164,21 @@ def scan_frames(data: bytes, start: int, damage: Damage) -> Iterator[tuple[int, 
 def find_frame(data: bytes, start: int) -> int | None:
     """The first place at or behind `start` where a whole frame other than the header stands; None if none."""
     for payload in _PAYLOAD_START.finditer(data, start + FRAME_HEAD.size):
-        if _is_frame(data, payload.start() - FRAME_HEAD.size):
+        if is_frame(data, payload.start() - FRAME_HEAD.size):
             return payload.start() - FRAME_HEAD.size
     return None
 
 
-def _is_frame(data: bytes, offset: int) -> bool:
+def find_last_frame(data: bytes, beginning: bytes, stop: int) -> int | None:
+    """The last place before `stop` where a whole frame stands whose payload begins so; None if none."""
+    stop += FRAME_HEAD.size + len(beginning) - 1
+    payload = data.rfind(beginning, FRAME_HEAD.size, stop)
+    while payload >= 0 and not is_frame(data, payload - FRAME_HEAD.size):
+        payload = data.rfind(beginning, FRAME_HEAD.size, payload + len(beginning) - 1)
+    return payload - FRAME_HEAD.size if payload >= 0 else None
+
+
+def is_frame(data: bytes, offset: int) -> bool:
     """Whether a whole frame stands at `offset`."""
     if offset + FRAME_HEAD.size > len(data):
         return False
@@ -178,3 +188,10 @@ def _is_frame(data: bytes, offset: int) -> bool:
     if remainder or not 0 < length <= min(MAX_PAYLOAD_BYTES, len(data) - begin):
         return False
     return bool(crc32(data[begin : begin + length]) == checksum)
+
+
+def payload_at(data: bytes, offset: int) -> bytes:
+    """The payload of the frame that stands at `offset`."""
+    marked, _ = FRAME_HEAD.unpack_from(data, offset)
+    begin = offset + FRAME_HEAD.size
+    return data[begin : begin + marked // LENGTH_FACTOR]

@@ -40,7 +40,7 @@ def test_of_a_large_segment_only_the_end_behind_a_mark_is_read(
     segment.write_bytes(data)
     assert recover(run.folder) == recovered
     monkeypatch.setattr("nodetrack.journal.recover.TAIL_BYTES", 100)
-    assert recover(run.folder) == recovered, "no mark in reach: all is read"
+    assert recover(run.folder) == recovered, "the mark is looked for further ahead"
 
 
 def test_a_run_is_marked_about_once_a_megabyte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,10 @@ def rewind(step: int) -> list[object]:
     return [Kind.EVENT, 1, "rewind", {"step": step}]
 
 
+def checkpoint(step: int, counter: int) -> list[object]:
+    return [Kind.EVENT, 1, "checkpoint", {"step": step, "counter": counter}]
+
+
 def summary(time_ns: int, **entries: object) -> list[object]:
     return [Kind.SUMMARY, time_ns, entries]
 
@@ -181,6 +185,22 @@ def test_going_back_behind_the_beginning_of_the_segment_counts_too(tmp_path: Pat
 def test_going_back_in_an_earlier_segment_is_known_from_the_header(tmp_path: Path) -> None:
     write(tmp_path, FIRST, Segment(*rows(0, 99), rewind(50)), Segment(*rows(51), step=51, counter=51))
     assert recover(tmp_path).step == 52
+
+
+def test_a_run_that_went_forward_to_a_checkpoint_goes_on_from_there(tmp_path: Path) -> None:
+    """Also when it was killed before it logged anything there."""
+    write(tmp_path, FIRST, Segment(*rows(0, 1), checkpoint(500, 400)))
+    recovered = recover(tmp_path)
+    assert (recovered.step, recovered.counter) == (500, 400)
+    write(tmp_path, SECOND, Segment(checkpoint(500, 400), *rows(600), rewind(9), *rows(10)))
+    recovered = recover(tmp_path)
+    assert (recovered.step, recovered.counter) == (11, 11)
+
+
+def test_a_step_below_zero_that_a_run_went_back_to_is_kept(tmp_path: Path) -> None:
+    write(tmp_path, FIRST, Segment(*rows(0, 1), rewind(-5), *rows(-3, counted=False)))
+    recovered = recover(tmp_path)
+    assert (recovered.step, recovered.counter) == (-2, -4)
 
 
 @pytest.mark.parametrize("data", [{}, {"step": "x"}, {"step": None}])
