@@ -22,6 +22,7 @@ from nodetrack.journal.segment import (
 )
 from nodetrack.journal.shape import (
     Check,
+    are_facts,
     are_labels,
     are_names,
     are_plain,
@@ -265,7 +266,7 @@ def _event(_: SegmentReader, offset: int, fields: list[object]) -> Event:
 _MAKERS: Mapping[int, Callable[[SegmentReader, int, list[object]], Record | None]] = {
     Kind.ROW: SegmentReader.row,
     Kind.SYSTEM: SegmentReader.system_row,
-    Kind.ATTEMPT: _plain(AttemptStarted, time_ns=is_integer, attempt=are_plain),
+    Kind.ATTEMPT: _plain(AttemptStarted, time_ns=is_integer, attempt=are_facts),
     Kind.CONFIG: _plain(ConfigSet, time_ns=is_integer, config=are_plain),
     Kind.SUMMARY: _plain(SummarySet, time_ns=is_integer, summary=are_plain),
     Kind.TAGS: _plain(RunEdited, time_ns=is_integer, fields=are_labels),

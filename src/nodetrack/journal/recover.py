@@ -37,6 +37,8 @@ from nodetrack.records import Event, JsonValue, Mark, Record, Row, RunEdited, Se
 TAIL_BYTES: Final = 4 * 1024 * 1024
 _BEGINNING_BYTES: Final = 64 * 1024
 _BEFORE_ALL_STEPS: Final = -(2**63)
+#: Other programs may write steps beyond it. What is recovered goes into headers, which have to hold it.
+_MAX_STEP: Final = 2**63 - 1
 ATTEMPT_NAME: Final = re.compile(r"([0-9]{4,})-[0-9a-z]+")
 
 
@@ -255,8 +257,8 @@ def _standing_by_all(path: Path, others: Sequence[Event]) -> _Standing | None:
 
 def _take(found: list[_Standing], recovered: Recovered) -> None:
     """The furthest step of all writers, and of what they set by hand the newest."""
-    recovered.step = max(standing.step for standing in found)
-    recovered.counter = max(standing.counter for standing in found)
+    recovered.step = min(_MAX_STEP, max(standing.step for standing in found))
+    recovered.counter = min(_MAX_STEP, max(standing.counter for standing in found))
     summary: dict[str, object] = {}
     labels: dict[str, object] = {}
     for change in sorted((change for standing in found for change in standing.changes), key=_time):

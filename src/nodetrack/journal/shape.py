@@ -41,7 +41,7 @@ def are_values(values: object) -> TypeGuard[list[StoredValue]]:
 
 
 def _is_value(value: object) -> bool:
-    return value.__class__ in _NUMBERS or are_plain(value)
+    return _is_number(value) or are_plain(value)
 
 
 def are_plain(entries: object) -> TypeGuard[Mapping[str, JsonValue]]:
@@ -67,13 +67,54 @@ def is_context(context: object) -> TypeGuard[Mapping[str, str]]:
     return isinstance(context, dict) and all(map(is_text, (*context, *context.values())))
 
 
+def _is_number(value: object) -> bool:
+    return value.__class__ in _NUMBERS
+
+
+def _is_process(process: object) -> bool:
+    return are_plain(process) and _fits(process, {"pid": is_integer, "command": are_names})
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+_ASKED_OF_FACTS: Final[Mapping[str, Check]] = {
+    "version": is_text,
+    "role": is_text,
+    "uid": is_text,
+    "environment": is_text,
+    "previous_run": _or_none(is_text),
+    "started_ns": is_integer,
+    "stale_after_seconds": _is_number,
+    "process": _is_process,
+    "process_created_at": _or_none(_is_number),
+    "host": are_plain,
+    "git": _or_none(are_plain),
+}
+
+
+def are_facts(facts: object) -> TypeGuard[Mapping[str, JsonValue]]:
+    """Whether this can be what an attempt says of its process, machine and version, as far as given."""
+    return are_plain(facts) and _fits(facts, _ASKED_OF_FACTS)
+
+
+_ASKED_OF_LABELS: Final[Mapping[str, Check]] = {
+    "name": _or_none(is_text),
+    "tags": _or_none(are_names),
+    "notes": _or_none(is_text),
+    "group": _or_none(is_text),
+    "job_type": _or_none(is_text),
+}
+
+
 def are_labels(labels: object) -> TypeGuard[Mapping[str, JsonValue]]:
     """Whether these are name, tags, notes, group and job type, as far as given."""
-    if not are_plain(labels):
-        return False
-    tags = labels.get("tags")
-    texts = [labels.get(name) for name in ("name", "notes", "group", "job_type")]
-    return (tags is None or are_names(tags)) and all(text is None or is_text(text) for text in texts)
+    return are_plain(labels) and _fits(labels, _ASKED_OF_LABELS)
+
+
+def _fits(entries: Mapping[str, JsonValue], checks: Mapping[str, Check]) -> bool:
+    return all(check(entries[name]) for name, check in checks.items() if name in entries)
 
 
 _ASKED_OF_EVENT: Final[Mapping[str, Mapping[str, Check]]] = {

@@ -197,6 +197,12 @@ def test_a_run_that_went_forward_to_a_checkpoint_goes_on_from_there(tmp_path: Pa
     assert (recovered.step, recovered.counter) == (11, 11)
 
 
+def test_a_step_beyond_64_bits_is_never_recovered(tmp_path: Path) -> None:
+    write(tmp_path, FIRST, Segment(*rows(2**64 - 1)))
+    recovered = recover(tmp_path)
+    assert (recovered.step, recovered.counter) == (2**63 - 1, 2**63 - 1)
+
+
 def test_a_step_below_zero_that_a_run_went_back_to_is_kept(tmp_path: Path) -> None:
     write(tmp_path, FIRST, Segment(*rows(0, 1), rewind(-5), *rows(-3, counted=False)))
     recovered = recover(tmp_path)
