@@ -11,11 +11,12 @@ import functools
 import logging
 import os
 import platform
+import selectors
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypedDict, cast
+from typing import BinaryIO, NamedTuple, Protocol, TypedDict, cast
 
 import msgspec
 
@@ -58,12 +59,12 @@ class HostIdentity(msgspec.Struct, frozen=True):
 
 def this_host() -> HostIdentity:
     """The identity of the machine, boot and pid namespace that this process runs in."""
-    return HostIdentity(platform.node(), _boot_id(), _pid_namespace())
+    return HostIdentity(encodable(platform.node()), _boot_id(), _pid_namespace())
 
 
 def _boot_id() -> str:
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return ""
 
@@ -100,8 +101,16 @@ def process_start_ticks(pid: int | None = None) -> int | None:
     a process only together with the boot. None if the process is not alive, or where there is no `/proc`.
     """
     try:
-        stat = Path(f"/proc/{pid or os.getpid()}/stat").read_bytes()
+        return _start_ticks(os.getpid() if pid is None else pid)
     except OSError:
+        return None
+
+
+def _start_ticks(pid: int) -> int | None:
+    """None if there is no such process; raises OSError where that cannot be known."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat[stat.rfind(b")") + 1 :].split()  # the name before it may hold blanks and brackets
     if len(fields) < 20 or fields[0] in _ENDED_STATES:
@@ -118,9 +127,12 @@ def process_is_alive(pid: int, created_at: float, start_ticks: int | None = None
     """
     if not 0 < pid <= _LARGEST_PID:
         return False
-    if start_ticks is not None and process_start_ticks() is not None:
-        return process_start_ticks(pid) == start_ticks or _is_hidden(pid)
-    return _was_created_at(pid, created_at)
+    try:
+        if start_ticks is not None and _start_ticks(os.getpid()) is not None:
+            return _start_ticks(pid) == start_ticks or _is_hidden(pid)
+        return _was_created_at(pid, created_at)
+    except OSError:  # no descriptor is free to look with
+        return True
 
 
 def _is_hidden(pid: int) -> bool:
@@ -146,6 +158,9 @@ def _was_created_at(pid: int, created_at: float) -> bool:
 
 # ---------------------------------------------------------------------------------------------------
 # Git
+
+
+_MAX_GIT_OUTPUT_BYTES = 1024 * 1024
 
 
 class GitState(msgspec.Struct, frozen=True):
@@ -184,23 +199,48 @@ def git_output(start: Path, *arguments: str, timeout: float) -> str | None:
 
     Bounded by `timeout` seconds, asks nothing, takes no lock of the repository, and never raises.
     """
-    folder = start if start.is_dir() else start.parent
     if timeout <= 0:
         return None
+    folder = start if os.path.isdir(start) else start.parent  # noqa: PTH112 - raises for no folder
     try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *arguments],
-            cwd=folder,
-            env=_git_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=timeout,
-            check=True,
+        printed = _run_bounded(
+            ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *arguments], folder, timeout
         )
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    return done.stdout.decode("utf-8", errors="replace")
+    return None if printed is None else printed.decode("utf-8", errors="replace")
+
+
+def _run_bounded(command: list[str], folder: Path, timeout: float) -> bytes | None:
+    """What a command prints; None if it fails, takes longer, or prints more than a megabyte."""
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=_git_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            printed = _read_bounded(cast("BinaryIO", process.stdout), time.monotonic() + timeout)
+            return printed if printed is not None and process.wait(timeout) == 0 else None
+        finally:
+            process.kill()  # harmless when it has ended
+
+
+def _read_bounded(pipe: BinaryIO, deadline: float) -> bytes | None:
+    """All that comes until the end; None if that is too late or too much. A child of the command's may keep
+    the pipe open for long.
+    """
+    printed = b""
+    with selectors.PollSelector() as waiting:
+        waiting.register(pipe, selectors.EVENT_READ)
+        while len(printed) <= _MAX_GIT_OUTPUT_BYTES and waiting.select(max(0.0, deadline - time.monotonic())):
+            more = os.read(pipe.fileno(), 65536)
+            if not more:
+                return printed
+            printed += more
+    return None
 
 
 def _git_environment() -> dict[str, str]:
@@ -253,30 +293,69 @@ class ProcessDescription(TypedDict):
 
 
 def describe_process() -> ProcessDescription:
-    """Describe this process and its machine; the command line is redacted.
+    """Describe this process and its machine; the command line is redacted. Never raises.
 
-    About the person it says no more than the hostname and the working folder do.
+    About the person it says no more than the hostname and the working folder do. Bytes that are no UTF-8
+    are told as escapes.
     """
-    import psutil
-
     return {
         "pid": os.getpid(),
-        "hostname": platform.node(),
-        "command": redact_argv(sys.orig_argv),
+        "hostname": encodable(platform.node()),
+        "command": _command(),
         "cwd": _working_folder(),
-        "executable": sys.executable,
+        "executable": encodable(sys.executable or ""),  # None where Python is embedded
         "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "platform": platform.platform(),
+        "platform": encodable(platform.platform()),
         "cpu_count": os.cpu_count(),
-        "memory_total_bytes": int(psutil.virtual_memory().total),
+        "memory_total_bytes": _memory_total_bytes(),
     }
+
+
+def encodable(text: str) -> str:
+    """The text as UTF-8 can hold it: bytes of a file name that are no text become their escapes.
+
+    For people to read only: no such file can be opened by this name.
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def working_folder() -> Path:
+    """The working folder; one that was removed is told where it was."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return _removed_folder()
+
+
+def _removed_folder() -> Path:
+    try:
+        return Path(os.readlink("/proc/self/cwd").removesuffix(" (deleted)"))  # noqa: PTH115 - the text
+    except OSError:
+        return Path(os.environ.get("PWD") or os.sep)
+
+
+def _command() -> list[str]:
+    try:
+        return [encodable(word) for word in redact_argv(sys.orig_argv)]
+    except Exception:  # whatever a program has put there; rather nothing than what was not redacted
+        _log.debug("The command line could not be read.", exc_info=True)
+        return []
 
 
 def _working_folder() -> str | None:
     try:
-        return str(Path.cwd())
+        return encodable(str(Path.cwd()))
     except OSError:  # removed under us
         return None
+
+
+def _memory_total_bytes() -> int:
+    import psutil
+
+    try:
+        return int(psutil.virtual_memory().total)
+    except (OSError, psutil.Error, RuntimeError, ValueError):  # no readable /proc
+        return 0
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -34,7 +34,10 @@ def _split(value: object) -> object:
         return value
     text = value.strip()
     if text.startswith("["):
-        return json.loads(text)
+        try:
+            return json.loads(text)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
     return [] if text in ("", "none") else [part.strip() for part in text.split(",")]
 
 
@@ -111,10 +114,11 @@ def resolve(arguments: Mapping[str, object] | None = None, start: Path | None = 
     An argument that is None counts as not given. Raises SettingsError naming the setting, its value and
     where the value came from.
     """
-    start = start or Path.cwd()
+    start = start or _working_folder()
     given: dict[str, _Given] = {}
-    given.update(_from_toml(start))
-    given.update(_from_dotenv(start))
+    if start is not None:
+        given.update(_from_toml(start))
+        given.update(_from_dotenv(start))
     given.update(_from_variables(os.environ, "the environment"))
     backends = given.get("backends")
     given.update(_from_arguments(arguments or {}))
@@ -125,9 +129,27 @@ def resolve(arguments: Mapping[str, object] | None = None, start: Path | None = 
     return Resolved(settings, origins)
 
 
-def _validated(given: Mapping[str, _Given]) -> Settings:
+def _working_folder() -> Path | None:
+    """The working folder; None if it was removed, and its files with it."""
     try:
-        return Settings.model_validate({name: item.value for name, item in given.items()})
+        return Path.cwd()
+    except OSError:
+        return None
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file. Where we may not look there is none."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        logger.debug("%s is not looked for: %s.", path.parent, error)
+        return False
+
+
+def _validated(given: Mapping[str, _Given]) -> Settings:
+    values = {name: item.value if name == "dir" else _encodable(item.value) for name, item in given.items()}
+    try:
+        return Settings.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
@@ -135,6 +157,11 @@ def _validated(given: Mapping[str, _Given]) -> Settings:
         raise SettingsError(
             f"The setting {name!r} cannot be {item.value!r} (from {item.origin}): {first['msg']}."
         ) from None  # pydantic's own account of it says the same at length
+
+
+def _encodable(value: object) -> object:
+    """Bytes of the environment that are no text as escapes: no journal could hold them as they are."""
+    return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
 
 
 def _from_arguments(arguments: Mapping[str, object]) -> dict[str, _Given]:
@@ -161,11 +188,15 @@ def _from_variables(variables: Mapping[str, str | None], place: str) -> dict[str
 
 def _from_dotenv(start: Path) -> dict[str, _Given]:
     path = start / ".env"
-    if not path.is_file():
+    if not _is_file(path):
         return {}
     from dotenv import dotenv_values
 
-    return _from_variables(dotenv_values(path), str(path))
+    try:
+        return _from_variables(dotenv_values(path), str(path))
+    except (OSError, ValueError) as error:  # it may be another program's; ValueError: it is no UTF-8
+        logger.debug("%s is passed over: %s.", path, error)
+        return {}
 
 
 def _from_toml(start: Path) -> dict[str, _Given]:
@@ -181,11 +212,11 @@ def _from_toml(start: Path) -> dict[str, _Given]:
 
 
 def _toml_table(path: Path, keys: tuple[str, ...]) -> Mapping[str, object] | None:
-    if not path.is_file():
+    if not _is_file(path):
         return None
     try:
         table: object = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         if keys:  # somebody else's pyproject.toml is not ours to judge
             return None
         raise SettingsError(f"{path} cannot be read: {error}.") from error

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from nodetrack.errors import SettingsError
-from nodetrack.machine import git_output
+from nodetrack.machine import git_output, working_folder
 from nodetrack.naming import legal_in_version
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def _main_file() -> Path | None:
 
 def _from_git(start: Path | None) -> FoundVersion | None:
     described = git_output(
-        start or _main_file() or Path.cwd(),
+        start or _main_file() or working_folder(),
         *("describe", "--tags", "--always", "--long", "--dirty"),
         timeout=_GIT_TIMEOUT_SECONDS,
     )

@@ -27,6 +27,7 @@ from nodetrack.machine import (
     process_is_alive,
     process_start_ticks,
     this_host,
+    working_folder,
 )
 
 # --- host and liveness
@@ -138,7 +139,28 @@ def test_a_process_that_may_not_be_looked_at_counts_as_alive(monkeypatch: pytest
     assert process_is_alive(1, 0.0)
 
 
+def test_without_a_free_descriptor_a_process_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert process_is_alive(os.getpid(), 0.0, 5)
+    monkeypatch.setattr(machine, "process_created_at", refuse)
+    assert process_is_alive(os.getpid(), 0.0)
+
+
 # --- git
+
+
+@pytest.mark.parametrize("body", ["yes", "sleep 60 & exec sleep 60", "sleep 60 & exit 0"])
+def test_a_git_that_floods_or_never_ends_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    (tmp_path / "git").write_text(f"#!/bin/sh\n{body}\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    assert git_output(tmp_path, "status", timeout=0.5 if body != "yes" else 60) is None
 
 
 @pytest.fixture
@@ -398,3 +420,38 @@ def test_an_empty_variable_is_one_that_is_not_set(
 
     assert find_rank().origin == "default"
     assert not caplog.records
+
+
+# --- what is no text
+
+
+def test_a_process_is_described_whatever_its_arguments_and_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    os.chdir(folder)
+    monkeypatch.setattr(sys, "orig_argv", ["python", os.fsdecode(b"caf\xe9")])
+    description = describe_process()
+
+    assert description["command"] == ["python", "caf\\udce9"]
+    assert description["cwd"] == f"{tmp_path}/caf\\udce9"
+
+
+def test_a_process_is_described_even_if_little_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> object:
+        raise OSError
+
+    monkeypatch.setattr(sys, "orig_argv", [None])
+    monkeypatch.setattr(psutil, "virtual_memory", refuse)
+
+    assert (describe_process()["command"], describe_process()["memory_total_bytes"]) == ([], 0)
+
+
+def test_a_working_folder_that_was_removed_is_told_where_it_was(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+
+    assert working_folder() == gone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -83,8 +84,10 @@ def test_a_mistyped_variable_is_warned_of(
     monkeypatch.setenv("NODETRACK_HPARAMS__lr", "1")
     resolve(start=tmp_path)
     assert [record.getMessage() for record in caplog.records] == [
-        "NODETRACK_PROJCT (in the environment) is not a setting and is ignored; "
-        "did you mean NODETRACK_PROJECT?"
+        (
+            "NODETRACK_PROJCT (in the environment) is not a setting and is ignored; "
+            "did you mean NODETRACK_PROJECT?"
+        )
     ]
 
 
@@ -125,3 +128,58 @@ def test_a_single_underscore_before_a_hyper_parameter_is_pointed_out(
     monkeypatch.setenv("NODETRACK_HPARAMS_learning_rate", "3")
     resolve(start=tmp_path)
     assert "did you mean NODETRACK_HPARAMS__ with two underscores?" in caplog.text
+
+
+def test_a_dotenv_that_is_no_utf8_is_somebody_elses(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"NODETRACK_UID=4\nNAME=caf\xe9\n")
+    assert resolve(start=tmp_path).origins["uid"] == "default"
+
+
+@pytest.mark.parametrize("name", [".env", "nodetrack.toml", "pyproject.toml"])
+def test_a_file_that_may_not_be_looked_for_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A folder above may not be searched by this user."""
+    look = Path.is_file
+
+    def refuse(path: Path) -> bool:
+        if path.name == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path)
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert set(resolve(start=tmp_path).origins.values()) == {"default"}
+
+
+def test_a_dotenv_that_may_not_be_read_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> object:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / ".env").write_text("NODETRACK_UID=4\n")
+    monkeypatch.setattr("dotenv.dotenv_values", refuse)
+    assert resolve(start=tmp_path).origins["uid"] == "default"
+
+
+def test_a_working_folder_that_was_removed_has_no_settings(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    assert set(resolve().origins.values()) == {"default"}
+
+
+def test_backends_that_are_nested_without_end_are_a_settings_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NODETRACK_BACKENDS", "[" * 100_000)
+    with pytest.raises(SettingsError, match="nested too deeply"):
+        resolve(start=tmp_path)
+
+
+def test_bytes_that_are_no_text_become_their_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the folder, which must be found under its own name."""
+    monkeypatch.setitem(os.environ, "NODETRACK_GROUP", os.fsdecode(b"caf\xe9"))
+    monkeypatch.setitem(os.environ, "NODETRACK_DIR", os.fsdecode(b"caf\xe9"))
+    settings = resolve(start=tmp_path).settings
+    assert settings.group == "caf\\udce9"
+    assert os.fsencode(settings.dir) == b"caf\xe9"
