@@ -23,6 +23,7 @@ from nodetrack.identity.id_file import (
     RunIdFile,
     RunIdRecord,
     file_name_part,
+    folder_text,
     id_path,
     new_run_id,
     now_text,
@@ -34,11 +35,13 @@ from nodetrack.live_run import Run
 from nodetrack.machine import (
     Rank,
     describe_process,
+    encodable,
     find_rank,
     git_state,
     process_created_at,
     process_start_ticks,
     this_host,
+    working_folder,
 )
 from nodetrack.plain import plain_config
 from nodetrack.records import JsonValue
@@ -60,6 +63,9 @@ _WANDB_ONLY: Final = frozenset(
     }
     | {"monitor_gym", "reinit", "resume_from", "save_code", "settings", "sync_tensorboard"}
 )
+#: Whoever cannot look at the process takes a node for gone after so many heartbeats, or seconds if more.
+_LOCK_HEARTBEATS: Final = 4
+_SHORTEST_LOCK_SECONDS: Final = 60.0
 _open_runs: dict[tuple[int, Path], Run] = {}
 #: Held from the look for an open run to its start, so that threads that start one node get one run.
 #: Re-entrant: a config that calls init when it is read must not stand in its own way.
@@ -157,7 +163,7 @@ def _start(
         for kind, parsed in parse_backends(settings.backends).items()
         if settings.mode == "online"
     }
-    folder = settings.dir.absolute()
+    folder = _folder(settings)
     version = find_version(settings.version, settings.package, None)
     if settings.version is not None:
         version = msgspec.structs.replace(version, origin=version_origin)
@@ -210,7 +216,7 @@ def _already_open(settings: Settings) -> Run | None:
     """The run of the same node that this process has open: as with wandb, `init` twice is one run."""
     for key in [key for key, run in _open_runs.items() if run.finished]:
         del _open_runs[key]
-    run = _open_runs.get((os.getpid(), _id_path(settings, settings.dir.absolute())))
+    run = _open_runs.get((os.getpid(), _id_path(settings, _folder(settings))))
     if run is None or settings.mode == "disabled" or settings.id not in (None, run.id):
         return None
     if settings.resume == "never" or settings.on_conflict == "new":
@@ -240,7 +246,7 @@ def _announce(run: Run, settings: Settings, version: FoundVersion) -> None:
             run.project,
             run.version,
             begun,
-            settings.dir.absolute(),
+            encodable(str(_folder(settings))),
         )
 
 
@@ -257,6 +263,11 @@ def _as_own_run(settings: Settings, rank: Rank) -> Settings:
     )
 
 
+def _folder(settings: Settings) -> Path:
+    """The tracking folder. A relative one lies in the working folder, even if that was removed meanwhile."""
+    return working_folder() / settings.dir
+
+
 def _id_path(settings: Settings, folder: Path) -> Path:
     return id_path(folder, settings.project, settings.role, settings.uid)
 
@@ -271,7 +282,19 @@ def _take_up(settings: Settings, folder: Path, verifier: Verifier | None) -> Tak
         resume=settings.resume,
         entity=settings.entity,
         on_conflict=settings.on_conflict,
+        stale_after_seconds=max(_SHORTEST_LOCK_SECONDS, _LOCK_HEARTBEATS * settings.heartbeat_seconds),
+        begun=lambda run_id: _make_run_folder(settings, folder, run_id),
     )
+
+
+def _make_run_folder(settings: Settings, folder: Path, run_id: str) -> None:
+    """Before the id is written down: an id without a folder is what a deleted run looks like."""
+    with contextlib.suppress(OSError):  # the journal tries again, and says what is wrong
+        _run_folder(settings, folder, run_id).mkdir(parents=True, exist_ok=True)
+
+
+def _run_folder(settings: Settings, folder: Path, run_id: str) -> Path:
+    return folder / file_name_part(settings.project) / "runs" / run_id
 
 
 def _nothing_taken(settings: Settings) -> TakenUp:
@@ -282,7 +305,7 @@ def _identity(
     settings: Settings, folder: Path, version: FoundVersion, run_id: str, previous_run: str | None
 ) -> tuple[Identity, Recovered]:
     """Who the attempt is, and where its run stood."""
-    run_folder = folder / file_name_part(settings.project) / "runs" / run_id
+    run_folder = _run_folder(settings, folder, run_id)
     recovered = Recovered() if settings.mode == "disabled" else recover(run_folder)
     number = recovered.attempt_number + 1
     identity = Identity(
@@ -313,12 +336,13 @@ def _rebase(
     record = RunIdRecord(
         id=run_id,
         fingerprint=Fingerprint.here(settings.project, settings.role, settings.uid),
-        folder=str(folder),
+        folder=folder_text(folder),
         created_at=now_text(),
     )
     try:
         before = id_file.read().record
         if before is None or before.id != run_id:
+            _make_run_folder(settings, folder, run_id)
             id_file.write(record)
     except OSError as error:
         logger.warning(
@@ -361,7 +385,7 @@ def _facts(settings: Settings, rank: Rank, taken: TakenUp) -> dict[str, JsonValu
     return {
         "started_ns": time.time_ns(),
         "process": cast("JsonValue", dict(describe_process())),
-        "process_created_at": process_created_at(),
+        "process_created_at": _created_at(),
         "process_start_ticks": process_start_ticks(),
         "host": cast("JsonValue", msgspec.to_builtins(host)),
         "git": cast("JsonValue", msgspec.to_builtins(git)) if git else None,
@@ -373,10 +397,20 @@ def _facts(settings: Settings, rank: Rank, taken: TakenUp) -> dict[str, JsonValu
     }
 
 
+def _created_at() -> float | None:
+    try:
+        return process_created_at()
+    except OSError:  # no descriptor is free to look with
+        return None
+
+
 def _code_folder() -> Path:
     """Where the code that runs lies: the folder of the main script, else the working directory."""
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
-    return Path(main_file).resolve().parent if main_file else Path.cwd()
+    try:
+        return Path(main_file).resolve().parent if main_file else working_folder()
+    except OSError:  # a relative name, and the working folder was removed
+        return working_folder()
 
 
 def _config_values(config: object) -> Mapping[str, object]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -97,12 +98,18 @@ def test_a_start_by_many_threads_is_one_start(start: Start, caplog: pytest.LogCa
 
 
 def test_a_config_that_calls_init_when_it_is_read_does_not_block(start: Start) -> None:
-    class Curious(dict[str, object]):
-        def __iter__(self) -> Iterator[str]:
+    class Curious(Mapping[str, object]):
+        def __getitem__(self, name: str) -> object:
             start(uid="other")
-            return super().__iter__()
+            return {"a": 1}[name]
 
-    assert start(config=Curious(a=1)).config["a"] == 1
+        def __iter__(self) -> Iterator[str]:
+            return iter(["a"])
+
+        def __len__(self) -> int:
+            return 1
+
+    assert start(config=Curious()).config["a"] == 1
 
 
 UPDATES_ITSELF = """
@@ -149,3 +156,38 @@ def test_the_attempt_says_when_its_process_started_whatever_the_clock(start: Sta
 
 def _start_ticks(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def test_a_removed_working_folder_stops_nothing(start: Start, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    start().log({"a": 1.0})
+    assert start(dir="tracking", uid=1).folder.is_relative_to(gone / "tracking")
+
+
+def test_without_a_free_descriptor_the_attempt_knows_less(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker, "process_created_at", raiser(OSError(24, "Too many open files")))
+    assert not start().finished
+
+
+def test_a_run_that_was_killed_before_its_folder_was_used_is_no_deleted_one(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(uid="other").finish()
+    with monkeypatch.context() as patched:
+        patched.setattr(tracker, "_identity", raiser(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            start()
+    run = start()
+    assert (run.previous_run, list(run.health().warnings)) == (None, [])
+
+
+def test_a_lock_tells_how_slow_the_heartbeat_is(start: Start, tmp_path: Path) -> None:
+    start(heartbeat_seconds=120)
+    start(uid=1, heartbeat_seconds=1)
+    lock_0, lock_1 = (json.loads(path.read_bytes()) for path in sorted(tmp_path.glob("default/ids/*.lock")))
+    assert (lock_0["stale_after_seconds"], lock_1["stale_after_seconds"]) == (480, 60)

@@ -20,8 +20,11 @@ import contextlib
 import enum
 import errno
 import glob
+import hashlib
+import itertools
 import os
 import secrets
+import stat
 import string
 import time
 from dataclasses import dataclass
@@ -31,7 +34,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from nodetrack.machine import this_host
+from nodetrack.machine import encodable, this_host
 
 SCHEMA_VERSION = 1
 MAX_ID_BYTES = 128
@@ -39,6 +42,9 @@ _ID_ALPHABET = string.digits + string.ascii_lowercase
 _NEW_ID_LENGTH = 10  # 36**10 ids: two nodes of a fleet meet by chance about never
 _ILLEGAL_IN_ID = ":;,#?/'\\"  # what wandb refuses, and the backslash, because an id is a folder's name too
 _MAX_FILE_BYTES = 64 * 1024
+_MAX_NAME_BYTES = 120
+_MAX_ID_PART_BYTES = 64  # of an id in the name of a file that is kept, behind a name of the above
+_HASH_LENGTH = 16
 _ABANDONED_AFTER_SECONDS = 3600.0
 
 
@@ -57,7 +63,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
     @classmethod
     def here(cls, project: str, role: str, uid: str) -> Fingerprint:
         """The fingerprint of a node that runs on this host."""
-        return cls(project, role, uid, this_host().hostname)
+        return cls(encodable(project), encodable(role), encodable(uid), this_host().hostname)
 
     def __str__(self) -> str:
         return f"{self.role} {self.uid} of project {self.project}"
@@ -115,9 +121,28 @@ def check_run_id(run_id: str) -> str | None:
 
 
 def file_name_part(text: str) -> str:
-    """The text as part of a file name: readable for plain names, percent-encoded where it must be."""
+    """The text as part of a file name: readable for plain names, percent-encoded where it must be.
+
+    At most 120 bytes: file systems allow 255 for a name, and other parts come before and behind it.
+    """
+    encoded = _encoded(text)
+    return encoded if len(encoded) <= _MAX_NAME_BYTES else _shortened(text)
+
+
+def _encoded(text: str) -> str:
     encoded = quote(text, safe="", errors="surrogatepass")
     return encoded.replace(".", "%2E") if encoded.strip(".") == "" else encoded
+
+
+def _shortened(text: str, longest: int = _MAX_NAME_BYTES) -> str:
+    """As many characters of the text as there is room for, and a hash of it all.
+
+    Decoded and encoded again it is the same, so that a name found on disk leads back to its folder.
+    """
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_LENGTH]
+    room = longest - _HASH_LENGTH - 1
+    ends = itertools.accumulate(len(_encoded(f"a{character}")) - 1 for character in text)
+    return f"{_encoded(text[: sum(end <= room for end in ends)])}-{digest}"
 
 
 def id_path(folder: Path, project: str, role: str, uid: str) -> Path:
@@ -125,8 +150,10 @@ def id_path(folder: Path, project: str, role: str, uid: str) -> Path:
 
     A dash in the role is encoded, so that no two nodes share a file.
     """
-    name = f"{file_name_part(role).replace('-', '%2D')}-{file_name_part(uid)}.json"
-    return folder / file_name_part(project) / "ids" / name
+    name = f"{_encoded(role).replace('-', '%2D')}-{_encoded(uid)}"
+    if len(name) > _MAX_NAME_BYTES:
+        name = _shortened(name)
+    return folder / file_name_part(project) / "ids" / f"{name}.json"
 
 
 def now_text() -> str:
@@ -151,7 +178,9 @@ class RunIdFile:
 
     def archive(self, run_id: str) -> Path:
         """Keeps the present content as `<name>.<run id>.bak`; the file itself stays until the next write."""
-        kept = self.path.with_name(f"{self.path.name}.{run_id}.bak")
+        is_short = len(run_id.encode("utf-8")) <= _MAX_ID_PART_BYTES
+        short = run_id if is_short else _shortened(run_id, _MAX_ID_PART_BYTES)
+        kept = self.path.with_name(f"{self.path.name}.{short}.bak")
         replace_file(kept, self.path.read_bytes())
         return kept
 
@@ -245,11 +274,26 @@ def remove_abandoned(folder: Path, pattern: str) -> None:
                 found.unlink()
 
 
+def read_small(path: Path) -> bytes:
+    """The beginning of a file, a little more than the longest that is allowed; b"" for a pipe or a device.
+
+    Reading such a one could wait for ever for somebody at its other end. Raises OSError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        kind = os.fstat(descriptor).st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            return b""
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(_MAX_FILE_BYTES + 1)
+    finally:
+        os.close(descriptor)
+
+
 def _read_small(path: Path) -> bytes | IdFileReading:
     """The file's bytes, or the reading that says why there are none."""
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
+        content = read_small(path)
     except FileNotFoundError:
         return IdFileReading(IdFileState.MISSING, reason="there is no file yet")
     except OSError as error:
@@ -264,7 +308,7 @@ def _read_small(path: Path) -> bytes | IdFileReading:
 def _parse_record(content: bytes) -> IdFileReading:
     try:
         record = msgspec.json.decode(content, type=RunIdRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return IdFileReading(IdFileState.DAMAGED, reason=f"it is not an id file ({error})")
     if problem := check_run_id(record.id):
         return IdFileReading(IdFileState.DAMAGED, reason=f"its id cannot be used: {problem}")
@@ -274,5 +318,11 @@ def _parse_record(content: bytes) -> IdFileReading:
     return IdFileReading(IdFileState.READABLE, record)
 
 
+def folder_text(folder: Path) -> str:
+    """A tracking folder as id files name it: absolute, and as escapes where it is no text."""
+    return encodable(os.path.abspath(folder))  # noqa: PTH100
+
+
 def _encode(record: RunIdRecord) -> bytes:
+    record = msgspec.structs.replace(record, folder=encodable(record.folder))
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"

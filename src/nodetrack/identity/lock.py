@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from nodetrack.errors import IdentityInUseError
-from nodetrack.identity.id_file import remove_abandoned
+from nodetrack.identity.id_file import read_small, remove_abandoned
 from nodetrack.machine import (
     HostIdentity,
     process_created_at,
@@ -38,6 +39,7 @@ _HALF_WRITTEN_SECONDS = (
     5.0  # how long a lock file without readable content may be one that is just being made
 )
 _RETRY_SECONDS = 0.02
+_TOKEN = re.compile(r"[0-9A-Za-z_-]{1,64}")  # it becomes part of a file's name
 #: Tokens of the locks that this program holds. `os.execv` puts another program into the same process, with
 #: the same number and start: a lock of this process whose token is not here is that earlier program's.
 _held_here: set[str] = set()
@@ -47,7 +49,8 @@ class LockOwner(msgspec.Struct, frozen=True):
     """Who holds a lock. The process's creation is there so that a reused pid is noticed.
 
     It is told twice: `created_at` in epoch seconds, for people, and `start_ticks` since the boot, which no
-    change of the clock moves.
+    change of the clock moves. After `stale_after_seconds` without a sign of life, who cannot look at the
+    process takes it for gone.
     """
 
     pid: int
@@ -55,6 +58,7 @@ class LockOwner(msgspec.Struct, frozen=True):
     host: HostIdentity
     token: str
     start_ticks: int | None = None
+    stale_after_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class NodeLock:
 
     `acquire` raises IdentityInUseError if another live process holds it, OSError if the folder refuses.
     An owner on this machine is gone when its process is; an owner that cannot be looked at (another machine
-    or container) is gone when it has not called `touch` for `stale_after_seconds`.
+    or container) is gone when it has not called `touch` for the `stale_after_seconds` that it wrote into its
+    lock, or the caller's if it wrote none.
     """
 
     def __init__(self, path: Path, owner: LockOwner) -> None:
@@ -85,7 +90,7 @@ class NodeLock:
         """Takes the lock, from a gone owner if need be. `node` is how the error message calls it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path.parent, f".{glob.escape(path.name)}.*.claim")
-        owner = _this_process()
+        owner = _this_process(stale_after_seconds)
         claim = path.with_name(f".{path.name}.{owner.pid}.{owner.token}.claim")
         try:
             claim.write_bytes(msgspec.json.encode(owner))
@@ -105,15 +110,21 @@ class NodeLock:
             return False
         try:
             os.utime(self.path)
-        except OSError:
+        except FileNotFoundError:
             return False
+        except OSError:  # a disk that refuses takes the lock from nobody
+            return True
         return True
 
     def is_held(self) -> bool:
         """Whether the lock still is this process's: not a forked child's, not taken over, not removed."""
         if os.getpid() != self.owner.pid:
             return False
-        present = _read_owner(self.path)
+        try:
+            content = read_small(self.path)
+        except OSError as error:  # where we cannot look, nobody is known to have taken it
+            return not isinstance(error, FileNotFoundError | IsADirectoryError)
+        present = _parse_owner(content)
         return present is not None and present.token == self.owner.token
 
     def release(self) -> None:
@@ -151,19 +162,20 @@ class _Contest:
         """The lock's owner, its successor if one has begun to take over, and so on."""
         chain: list[_Holder] = []
         place = self._path
-        while (holder := self._holder(place)) is not None:
+        while (holder := self._holder(place, _tokens(chain))) is not None:
             chain.append(holder)
             place = self._successor_place(holder.owner)
         return chain
 
-    def _holder(self, place: Path) -> _Holder | None:
+    def _holder(self, place: Path, before: list[str]) -> _Holder | None:
+        """Who holds that place. One that stands in the chain `before` it was put there by nobody of us."""
         try:
             found = place.lstat()  # a link to nowhere is there, too
         except FileNotFoundError:
             return None
         age_seconds = self._file_system_now() - found.st_mtime
         owner = _read_owner(place)
-        if owner is not None:
+        if owner is not None and owner.token not in before:
             return _Holder(owner, age_seconds)
         token = f"unreadable-{found.st_ino}-{found.st_mtime_ns}"
         return _Holder(
@@ -190,7 +202,7 @@ class _Contest:
         rebooted = owner.host.hostname == here.hostname and owner.host.boot_id != here.boot_id
         if rebooted and holder.age_seconds > _uptime_seconds():
             return True  # last confirmed before this machine booted: its process ended with that boot
-        return holder.age_seconds > self._stale_after_seconds
+        return holder.age_seconds > (owner.stale_after_seconds or self._stale_after_seconds)
 
     def _is_before_exec(self, owner: LockOwner) -> bool:
         """Whether the owner is this process, as the program that it was before `os.execv`."""
@@ -248,15 +260,25 @@ def _create_without_links(claim: Path, place: Path) -> bool:
 
 
 def _read_owner(place: Path) -> LockOwner | None:
+    """The owner that a lock or a mark names; None for one that nobody of us can have written."""
     try:
-        return msgspec.json.decode(place.read_bytes(), type=LockOwner)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return _parse_owner(read_small(place))
+    except OSError:
         return None
 
 
-def _this_process() -> LockOwner:
+def _parse_owner(content: bytes) -> LockOwner | None:
+    try:
+        owner = msgspec.json.decode(content, type=LockOwner)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return owner if _TOKEN.fullmatch(owner.token) else None
+
+
+def _this_process(stale_after_seconds: float) -> LockOwner:
     token = secrets.token_hex(8)
-    return LockOwner(os.getpid(), process_created_at() or 0.0, this_host(), token, process_start_ticks())
+    created_at, ticks = process_created_at() or 0.0, process_start_ticks()
+    return LockOwner(os.getpid(), created_at, this_host(), token, ticks, stale_after_seconds)
 
 
 def _uptime_seconds() -> float:

@@ -15,7 +15,9 @@ An explicit id is used and written; `resume` says what must hold for it: "must" 
 
 from __future__ import annotations
 
+import errno
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -28,11 +30,13 @@ from nodetrack.identity.id_file import (
     RunIdFile,
     RunIdRecord,
     check_run_id,
+    folder_text,
     new_run_id,
     now_text,
 )
-from nodetrack.identity.lock import NodeLock
+from nodetrack.identity.lock import DEFAULT_STALE_AFTER_SECONDS, NodeLock
 from nodetrack.identity.verdict import Verdict, Verification, Verifier
+from nodetrack.machine import encodable
 
 Resume = Literal["allow", "must", "never", "auto"]
 OnConflict = Literal["error", "new"]
@@ -46,7 +50,9 @@ class TakenUp:
 
     `resumed`: the run has, or may have, a history. `warnings` have been logged already and are kept here so
     that they can be journalled. `lock` is None where the node's folder cannot be written, or where
-    `on_conflict="new"` made this a run beside the node's own.
+    `on_conflict="new"` made this a run beside the node's own. Where the folder refused, `retry` is there to
+    be called now and then: it returns the lock once it has taken it and written the id, None until then.
+    It says itself what a person must know, and raises nothing.
     """
 
     run_id: str
@@ -55,6 +61,7 @@ class TakenUp:
     warnings: tuple[str, ...]
     verification: Verification | None
     lock: NodeLock | None
+    retry: Callable[[], NodeLock | None] | None = None
 
 
 def take_up(
@@ -67,16 +74,21 @@ def take_up(
     resume: Resume = "allow",
     entity: str | None = None,
     on_conflict: OnConflict = "error",
+    stale_after_seconds: float = DEFAULT_STALE_AFTER_SECONDS,
+    begun: Callable[[str], None] = lambda _run_id: None,
 ) -> TakenUp:
     """Finds this node's run and takes the node's lock; `folder` is the tracking folder, recorded in the file.
+
+    `begun` is called with the id before it is written down; the lock is a silent owner's for
+    `stale_after_seconds` where nobody can look at its process.
 
     Raises UsageError (an id that cannot be one), IdentityInUseError (another live process is this node, and
     `on_conflict` is "error"), RunNotFoundError and RunExistsError (`resume` cannot be honoured).
     """
     _check_arguments(explicit_id, resume, on_conflict)
-    decision = _Decision(id_file, fingerprint, verifier, folder, entity)
+    decision = _Decision(id_file, fingerprint, verifier, folder, entity, stale_after_seconds, begun)
     try:
-        decision.lock = NodeLock.acquire(id_file.path.with_suffix(".lock"), str(fingerprint))
+        decision.acquire()
     except IdentityInUseError as error:
         if on_conflict == "error":
             raise
@@ -109,16 +121,28 @@ class _Decision:
     verifier: Verifier
     folder: Path
     entity: str | None
+    stale_after_seconds: float
+    begun: Callable[[str], None]
     lock: NodeLock | None = None
     warnings: list[str] = field(default_factory=list)
     writable: bool = True
     kept: Path | None = None
+    wanted: RunIdRecord | None = None
+    found: str | None = None
+    refused: bool = False
+
+    def acquire(self) -> None:
+        """Takes the node's lock."""
+        path = self.id_file.path.with_suffix(".lock")
+        self.lock = NodeLock.acquire(
+            path, str(self.fingerprint), stale_after_seconds=self.stale_after_seconds
+        )
 
     def explicit(self, run_id: str, resume: Resume) -> TakenUp:
         """The caller names the run."""
         verification = self._verify(run_id)
         self._check_explicit(run_id, resume, verification)
-        reading = self.id_file.read()
+        reading = self._read()
         known = reading.record is not None and reading.record.id == run_id
         record = self._record(run_id, reading.record, verification)
         if not known:
@@ -132,7 +156,7 @@ class _Decision:
 
     def from_file(self, resume: Resume) -> TakenUp:
         """The node's own file names the run, or there is none yet."""
-        reading = self.id_file.read()
+        reading = self._read()
         record = reading.record
         if record is None or self._is_foreign(record):
             return self._begin_without(reading, resume)
@@ -166,11 +190,53 @@ class _Decision:
         """The node's folder refuses: said once, and nothing more is tried there."""
         if self.writable:
             self.writable = False
+            self.refused = True
             self._warn(
                 f"{self.id_file.path.parent} cannot be written ({error.strerror or error}): the next start "
                 f"of {self.fingerprint} may not find this run, nor would a second process of it be noticed. "
                 "Make the folder writable, or pass id= at the next start."
             )
+
+    def retry(self) -> NodeLock | None:
+        """What the folder refused at the start, once more: the lock, once that and the id file are there."""
+        if not self.refused:
+            return None
+        held = self.lock
+        try:
+            if held is None:
+                self.acquire()
+            self._write_late()
+        except IdentityInUseError as error:
+            self.refused = False
+            self._warn(f"{error} This process has logged to a run of its own meanwhile.")
+        except OSError as error:
+            _log.debug("%s still cannot be written: %s.", self.id_file.path.parent, error)
+            if held is None and self.lock is not None:
+                self.lock.release()  # the caller, who would release it, does not know of it
+            self.lock = held
+            return None
+        return self.lock
+
+    def _write_late(self) -> None:
+        """The record of this start, unless another start has written its own meanwhile. Raises OSError."""
+        reading = self.id_file.read()
+        if self.wanted is None or self.wanted == reading.record:
+            return
+        if reading.state is IdFileState.UNREADABLE:
+            raise OSError(errno.EACCES, reading.reason)
+        present = reading.record.id if reading.record is not None else None
+        if present not in (None, self.found, self.wanted.id):
+            self._warn(
+                f"{self.id_file.path} names run {present} by now and is left so: to go on with this run, "
+                f"pass id={self.wanted.id!r} at the next start."
+            )
+            return
+        if present is not None and present != self.wanted.id:
+            self.id_file.archive(present)
+        elif present is None and reading.state is not IdFileState.MISSING:
+            self.id_file.set_aside()
+        self.begun(self.wanted.id)
+        self.id_file.write(self.wanted)
 
     def _continue(self, reading: IdFileReading, record: RunIdRecord, verification: Verification) -> TakenUp:
         self._note_other_host(record)
@@ -213,12 +279,17 @@ class _Decision:
         record = RunIdRecord(
             id=new_run_id(),
             fingerprint=self.fingerprint,
-            folder=str(self.folder.absolute()),
+            folder=folder_text(self.folder),
             previous_run=previous_run,
             created_at=now_text(),
         )
         self._write(record)
         return record.id
+
+    def _read(self) -> IdFileReading:
+        reading = self.id_file.read()
+        self.found = reading.record.id if reading.record is not None else None
+        return reading
 
     def _make_room(self, reading: IdFileReading) -> None:
         """Keeps what the file holds under another name, before it is written anew."""
@@ -245,16 +316,18 @@ class _Decision:
         return RunIdRecord(
             id=run_id,
             fingerprint=self.fingerprint,
-            folder=str(self.folder.absolute()),
+            folder=folder_text(self.folder),
             previous_run=previous,
             created_at=(same.created_at if same is not None else "") or now_text(),
             verified_at=now_text() if verification.verdict is Verdict.EXISTS else None,
         )
 
     def _write(self, record: RunIdRecord) -> None:
+        self.wanted = record
         if not self.writable:
             return
         try:
+            self.begun(record.id)
             self.id_file.write(record)
         except OSError as error:
             self.cannot_write(error)
@@ -284,7 +357,7 @@ class _Decision:
     def _note_copied_folder(self, record: RunIdRecord) -> None:
         """A tracking folder that was moved is fine; in a copied one, one run would grow in two places."""
         here, before = self.folder.absolute(), Path(record.folder)
-        if not record.folder or before == here:
+        if not record.folder or record.folder == folder_text(here):
             return
         place = self.id_file.path
         other = type(self.id_file)(before / place.relative_to(here)) if place.is_relative_to(here) else None
@@ -301,13 +374,15 @@ class _Decision:
             _log.info("Run %s moved from host %s to %s.", record.id, before, self.fingerprint.host)
 
     def _warn(self, message: str) -> None:
+        message = encodable(message)  # a path may be no text
         _log.warning(message)
         self.warnings.append(message)
 
     def _taken(
         self, run_id: str, resumed: bool, previous_run: str | None, verification: Verification | None
     ) -> TakenUp:
-        return TakenUp(run_id, resumed, previous_run, tuple(self.warnings), verification, self.lock)
+        retry = self.retry if self.refused else None
+        return TakenUp(run_id, resumed, previous_run, tuple(self.warnings), verification, self.lock, retry)
 
 
 def _same_folder(one: Path, other: Path) -> bool:

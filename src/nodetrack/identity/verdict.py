@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from nodetrack.identity.id_file import IdFileState, RunIdFile, file_name_part
+from nodetrack.identity.id_file import IdFileState, RunIdFile, file_name_part, folder_text
 from nodetrack.machine import this_host
 
 
@@ -86,7 +86,7 @@ class JournalVerifier:
         return Verification(Verdict.UNKNOWN, f"it has no journal in {runs}", looked=True)
 
     def _was_created_here(self, run_id: str, ids: Path) -> bool:
-        here = str(self._folder.absolute())
+        here = folder_text(self._folder)
         for path in ids.glob("*.json"):
             reading = RunIdFile(path).read()
             record = reading.record if reading.state is IdFileState.READABLE else None

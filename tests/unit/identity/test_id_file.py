@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from urllib.parse import unquote
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from nodetrack.identity.id_file import (
     TextRunIdFile,
     check_run_id,
     file_name_part,
+    folder_text,
     id_path,
     new_run_id,
     replace_file,
@@ -213,3 +215,46 @@ def test_two_nodes_never_share_a_file(role: str, uid: str, other_role: str, othe
 def test_two_nodes_with_a_dash_in_their_names_do_not_share_a_file() -> None:
     assert id_path(Path("x"), "p", "a-b", "c") != id_path(Path("x"), "p", "a", "b-c")
     assert id_path(Path("x"), "p", "miner", "3") == Path("x/p/ids/miner-3.json")
+
+
+@pytest.mark.parametrize("text", ["研" * 29, "u" * 128, "é" * 128, "a.b" * 50, os.fsdecode(b"\xe9") * 128])
+def test_a_long_name_is_cut_and_stays_one_of_its_own(text: str) -> None:
+    """File systems allow 255 bytes, of which a character may need twelve once it is encoded."""
+    name = file_name_part(text)
+    assert len(name.encode()) <= 120
+    assert name != file_name_part(text + "x")
+    assert file_name_part(unquote(name, errors="surrogatepass")) == name
+
+
+def test_a_short_name_is_not_cut() -> None:
+    assert file_name_part("u" * 120) == "u" * 120
+    assert file_name_part("a b/ü") == "a%20b%2F%C3%BC"
+
+
+def test_the_longest_role_and_uid_have_a_file(tmp_path: Path) -> None:
+    one, other = (id_path(tmp_path, "研" * 128, "r" * 128, "u" * 127 + end) for end in "ab")
+    assert one != other
+    for path in (one, other):
+        file = RunIdFile(path)
+        file.write(record_of("i" * 128))
+        assert file.archive("i" * 128).exists()
+
+
+def test_a_folder_that_is_no_text_is_written_as_escapes(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    file = RunIdFile(folder / "miner-3.json")
+    file.write(record_of("abc", folder=str(folder)))
+    record = file.read().record
+    assert record is not None
+    assert record.folder == folder_text(folder) == f"{tmp_path}/caf\\udce9"
+
+
+def test_a_pipe_in_the_place_of_the_file_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "miner-3.json")
+    assert RunIdFile(tmp_path / "miner-3.json").read().state is IdFileState.DAMAGED
+
+
+def test_a_file_that_is_nested_without_end_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "miner-3.json"
+    path.write_bytes(b'{"x":' + b"[" * 30_000 + b"]" * 30_000 + b"}")
+    assert RunIdFile(path).read().state is IdFileState.DAMAGED

@@ -114,6 +114,65 @@ def test_an_owner_elsewhere_counts_until_it_is_silent_for_too_long(tmp_path: Pat
     assert NodeLock.acquire(path, "miner 3", stale_after_seconds=40).is_held()
 
 
+def test_an_owner_elsewhere_says_itself_how_long_it_may_be_silent(tmp_path: Path) -> None:
+    """Its heartbeat may be slower than that of whoever looks."""
+    path = tmp_path / "miner-3.lock"
+    put_lock(path, LockOwner(7, 1.0, ELSEWHERE, "far", stale_after_seconds=480), age_seconds=400)
+    with pytest.raises(IdentityInUseError):
+        NodeLock.acquire(path, "miner 3", stale_after_seconds=60)
+    put_lock(path, LockOwner(7, 1.0, ELSEWHERE, "far", stale_after_seconds=480), age_seconds=500)
+    lock = NodeLock.acquire(path, "miner 3", stale_after_seconds=600)
+    assert msgspec.json.decode(path.read_bytes())["stale_after_seconds"] == 600
+    assert lock.is_held()
+
+
+HOSTILE = {
+    "a token that leads elsewhere": b'"token": "../x"',
+    "a token that no name can hold": b'"token": "a\\u0000b"',
+    "a token that is too long": b'"token": "' + b"t" * 300 + b'"',
+    "nested without end": b'"token": "t", "more": ' + b"[" * 100_000 + b"]" * 100_000,
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_lock_that_nobody_of_us_wrote_is_replaced(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "miner-3.lock"
+    host = msgspec.json.encode(this_host())
+    path.write_bytes(b'{"pid": 4194309, "created_at": 1.0, "host": ' + host + b", " + content + b"}")
+    os.utime(path, (1.0, 1.0))
+    assert NodeLock.acquire(path, "miner 3").is_held()
+
+
+def test_a_pipe_in_the_place_of_the_lock_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "miner-3.lock"
+    os.mkfifo(path)
+    os.utime(path, (1.0, 1.0))
+    assert NodeLock.acquire(path, "miner 3").is_held()
+
+
+def test_marks_that_lead_in_a_circle_do_not_block(tmp_path: Path) -> None:
+    path = tmp_path / "miner-3.lock"
+    owner = dead_owner()
+    put_lock(path, owner)
+    put_lock(tmp_path / f"miner-3.lock.after-{owner.token}", owner, age_seconds=10)
+    assert NodeLock.acquire(path, "miner 3").is_held()
+
+
+def test_an_owner_that_cannot_look_or_write_has_lost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = NodeLock.acquire(tmp_path / "miner-3.lock", "miner 3")
+
+    def refuse(*_arguments: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "utime", refuse)
+        assert lock.touch()
+        patched.setattr(os, "open", refuse)
+        assert lock.touch()
+
+
 def test_an_owner_in_another_container_is_not_looked_up_here(tmp_path: Path) -> None:
     """Its process number means another process here, so only its heartbeat counts."""
     path = tmp_path / "miner-3.lock"

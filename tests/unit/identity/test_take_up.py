@@ -468,3 +468,119 @@ def test_with_the_journals_verifier_a_deleted_run_is_followed_by_a_linked_one(tm
     second = start()
     assert second.previous_run == first.run_id
     assert start().run_id == second.run_id
+
+
+def test_a_run_has_begun_before_its_id_is_written(node: Node) -> None:
+    """Killed in between, the next start must not take the run for a deleted one."""
+    seen: list[tuple[str, bool]] = []
+    taken = node.start(begun=lambda run_id: seen.append((run_id, node.file.path.exists())))
+    assert seen == [(taken.run_id, False)]
+
+
+def test_a_folder_below_bytes_that_are_no_text_is_known_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(tmp_path / os.fsdecode(b"caf\xe9"))
+    assert node.start().run_id == node.start().run_id
+    assert caplog.messages == []
+
+
+def test_what_is_said_of_a_folder_that_is_no_text_can_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9")).write_text("not a folder")
+    node = Node(tmp_path / os.fsdecode(b"caf\xe9"))
+    assert "caf\\udce9" in node.start().warnings[0]
+
+
+# -- a disk that is full at the start and has room later
+
+
+@pytest.fixture
+def full(node: Node) -> TakenUp:
+    """A start in a folder that refuses everything; afterwards there is room."""
+    node.folder.parent.mkdir(exist_ok=True)
+    node.folder.write_text("in the way")
+    taken = node.start()
+    assert taken.retry is not None
+    assert taken.retry() is None
+    node.folder.unlink()
+    return taken
+
+
+def test_what_the_disk_refused_is_made_up_for(node: Node, full: TakenUp) -> None:
+    assert full.lock is None
+    assert full.retry is not None
+    lock = full.retry()
+    assert lock is not None
+    assert lock.is_held()
+    assert node.record().id == full.run_id
+    with pytest.raises(IdentityInUseError):
+        node.start()
+    lock.release()
+    assert node.start().run_id == full.run_id
+
+
+def test_an_id_that_another_start_wrote_meanwhile_is_left(
+    node: Node, full: TakenUp, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = node.start().run_id
+    assert full.retry is not None
+    assert full.retry() is not None
+    assert node.record().id == other
+    assert full.run_id in caplog.messages[-1]
+
+
+def test_a_process_that_is_the_node_by_now_keeps_the_lock(
+    node: Node, full: TakenUp, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = take_up(node.file, node.fingerprint, Answers(), folder=node.folder)
+    assert full.retry is not None
+    assert full.retry() is None
+    said = len(caplog.messages)
+    assert full.retry() is None
+    assert len(caplog.messages) == said
+    assert other.lock is not None
+    assert other.lock.is_held()
+
+
+def test_a_lock_is_given_back_when_the_id_still_cannot_be_written(
+    node: Node, full: TakenUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    assert full.retry is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(RunIdFile, "write", refuse)
+        assert full.retry() is None
+    assert node.start().lock is not None
+
+
+def test_the_id_of_a_run_that_is_gone_is_replaced_once_there_is_room(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = node.write("before")
+    with monkeypatch.context() as patched:
+        patched.setattr(RunIdFile, "archive", refuse)
+        taken = node.start(GONE)
+    assert node.record().id == "before"
+    assert taken.retry is not None
+    taken.retry()
+    assert (node.record().id, node.record().previous_run) == (taken.run_id, "before")
+    assert before in node.kept().values()
+
+
+def test_a_start_that_was_refused_nothing_has_nothing_to_make_up_for(node: Node) -> None:
+    assert node.start().retry is None
+
+
+def test_a_deleted_run_below_bytes_that_are_no_text_is_followed_by_a_linked_one(tmp_path: Path) -> None:
+    node = Node(tmp_path / os.fsdecode(b"caf\xe9"))
+    (node.folder / "demo" / "runs" / "another").mkdir(parents=True)
+    first = node.start().run_id
+    taken = take_up(node.file, node.fingerprint, JournalVerifier(node.folder), folder=node.folder)
+    assert taken.previous_run == first
