@@ -376,7 +376,7 @@ def test_a_folder_that_may_not_be_looked_at_is_no_reason_to_stop(
 def test_attempts_are_ordered_by_number_and_two_of_one_number_by_name(tmp_path: Path) -> None:
     """Two processes that took up a run at once have one number and different names."""
     names = ["0001-aaaa", "0002-aaaa", "0002-bbbb", "0010-aaaa", "9999-aaaa", "10000-aaaa"]
-    for name in [*reversed(names), "x0001-aaaa", "0001", "cursors"]:
+    for name in [*reversed(names), "x0001-aaaa", "0001", "cursors", "\u0660\u0660\u0660\u0669-aaaa"]:
         (tmp_path / name).mkdir()
     assert [folder.name for folder in attempt_folders(tmp_path)] == names
     assert [attempt_number(name) for name in (*names[-2:], "cursors")] == [9999, 10000, 0]

@@ -310,12 +310,15 @@ def test_a_field_that_a_later_version_adds_is_ignored() -> None:
 # -- names ----------------------------------------------------------------------------------------------
 
 
+ARABIC = "segment-\u0660\u0660\u0660\u0660\u0660\u0669.ntj"
+
+
 def test_segments_are_listed_in_the_order_in_which_they_were_begun(tmp_path: Path) -> None:
     """By number, also where the number has outgrown its six digits."""
     numbers = [1, 2, 10, 999_999, 1_000_000, 10_000_000]
     for number in reversed(numbers):
         (tmp_path / segment_name(number)).touch()
-    for other in ("segment-1.ntj", "segment-000003.ntj.tmp", "xsegment-000004.ntj", "heartbeat"):
+    for other in ("segment-1.ntj", "segment-000003.ntj.tmp", "xsegment-000004.ntj", "heartbeat", ARABIC):
         (tmp_path / other).touch()
     assert segment_paths(tmp_path) == [tmp_path / segment_name(number) for number in numbers]
 
