@@ -21,6 +21,7 @@ from nodetrack.journal.null import NullJournal
 from nodetrack.journal.recover import Recovered, attempt_folders
 from nodetrack.journal.writer import JournalWriter
 from nodetrack.keeper import Keeper, touch
+from nodetrack.machine import encodable
 from nodetrack.process_end import describe_error, exit_code_of, process_end
 from nodetrack.records import JsonValue, Kind
 from nodetrack.redact import redact
@@ -47,7 +48,7 @@ class Attempt:
     """The open resources of one attempt, and how it ends.
 
     `facts` describe the process and the machine; `rebase` finds the identity and the standing of another
-    run id, for a checkpoint that names one.
+    run id, for a checkpoint that names one. `retry` writes the id file that a full disk refused at the start.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Attempt:
         facts: Mapping[str, JsonValue],
         lock: NodeLock | None = None,
         backends: Mapping[str, Backend] | None = None,
+        retry: Callable[[], NodeLock | None] | None = None,
         rebase: Callable[[str], tuple[Identity, Recovered]] | None = None,
     ) -> None:
         self.labels = labels
@@ -68,6 +70,7 @@ class Attempt:
         self.lock = lock
         self._facts = facts
         self._rebase = rebase
+        self._retry = retry
         self._pid = os.getpid()
         self._keeper: Keeper | None = None
         self._keeper_pid = 0
@@ -116,7 +119,10 @@ class Attempt:
         if self._keeper_pid != os.getpid():
             self._keeper_pid = os.getpid()
             self._keeper = Keeper(self._tend, self._beat, self.settings.heartbeat_seconds)
-            self._keeper.start()
+            try:
+                self._keeper.start()
+            except RuntimeError as error:  # no more threads to be had, or the interpreter is about to end
+                self.state.warn_once("keeper", f"Nobody syncs run {self.state.identity.run}: {error}.")
 
     def _write_beginning(self) -> None:
         state, identity = self.state, self.state.identity
@@ -135,7 +141,7 @@ class Attempt:
         self._write_side_files()
 
     def _description(self) -> dict[str, JsonValue]:
-        identity = msgspec.to_builtins(self.state.identity, enc_hook=str)
+        identity = msgspec.to_builtins(self.state.identity, enc_hook=lambda value: encodable(str(value)))
         return {**self._facts, **identity}
 
     def _public_config(self, values: Mapping[str, object]) -> Mapping[str, JsonValue]:
@@ -235,6 +241,7 @@ class Attempt:
         if not state.logged:
             _remove_unused(state.identity)
         identity, recovered = self._rebase(run_id)
+        self._retry = None  # the id file names the checkpoint's run now
         lock = state.journal.lock
         state.forget_key_sets()
         state.identity, state.base_step, state.counter = identity, recovered.step, recovered.counter
@@ -263,7 +270,11 @@ class Attempt:
 
     def _beat(self) -> None:
         touch(self.state.identity.attempt_folder / HEARTBEAT_FILE)
-        if self.lock is None or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
+            return
+        if self._retry is not None and (lock := self._retry()) is not None:
+            self.lock, self._retry = lock, None
+        if self.lock is None:
             return
         if not self.lock.touch() and not self.state.finished:
             self.state.warn_once(

@@ -180,6 +180,7 @@ def _start(
             facts={} if disabled else _facts(settings, rank, taken),
             lock=taken.lock,
             backends=backends,
+            retry=taken.retry,
             rebase=lambda run_id: _rebase(settings, folder, version, run_id),
         )
         opened.append(attempt)

@@ -19,6 +19,7 @@ import nodetrack
 from nodetrack.errors import UsageError
 from nodetrack.journal.folder import RunFolder
 from nodetrack.journal.views import all_rows
+from nodetrack.journal.writer import KeySet
 from nodetrack.live_run import Run
 
 
@@ -161,6 +162,23 @@ def test_contexts_and_names_may_be_new_in_many_threads_at_once(run: Run) -> None
         thread.join()
 
 
+def test_a_context_that_comes_while_the_step_is_asked_for_disturbs_nothing(run: Run) -> None:
+    """As from a signal handler, or from another thread."""
+
+    class Interrupting(KeySet):
+        @property
+        def last_step(self) -> int:
+            run.log({"new": 1.0}, step=3, context={"number": len(run._state._views)})
+            return 7
+
+        @last_step.setter
+        def last_step(self, step: int) -> None: ...
+
+    run._state.view({})["x",] = Interrupting(("x",), {})
+    assert run.step == 8
+    assert run.step == 8
+
+
 def test_contexts_that_never_repeat_do_not_fill_the_memory(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodetrack.run_state.MAX_KEY_SETS", 50)
     kept = run.bind(kept=1)
@@ -185,8 +203,8 @@ def test_a_handler_that_logs_to_the_run_does_not_hang_it(run: Run) -> None:
     logger.addHandler(handler)
     try:
         threads = [
-            threading.Thread(target=lambda: [run.log({f"t/{n}": "text"}) for n in range(300)]),
-            threading.Thread(target=lambda: [logger.warning("other") for _ in range(300)]),
+            threading.Thread(target=lambda: [run.log({f"t/{n}": "text"}) for n in range(300)], daemon=True),
+            threading.Thread(target=lambda: [logger.warning("other") for _ in range(300)], daemon=True),
         ]
         for thread in threads:
             thread.start()

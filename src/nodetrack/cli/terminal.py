@@ -117,6 +117,8 @@ def event_text(event: str, data: Mapping[str, JsonValue]) -> str:
         return printable(": ".join(str(data[key]) for key in ("title", "text") if data.get(key)))
     if event == "rewind" and isinstance(step := data.get("step"), int):
         return f"went back to step {step + 1}: earlier rows from there on are superseded"
+    if event == "checkpoint" and isinstance(step := data.get("step"), int):
+        return f"a checkpoint led on to step {step}"
     if event == "signal" and "signal" in data:
         return printable(f"{data['signal']} received")
     pairs = (f"{key} {value if isinstance(value, str) else json_line(value)}" for key, value in data.items())

@@ -10,6 +10,7 @@ import difflib
 import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 from urllib.parse import unquote
@@ -22,6 +23,7 @@ from nodetrack.identity.id_file import file_name_part
 from nodetrack.journal.reader import SegmentReader
 from nodetrack.journal.recover import attempt_folders, attempt_number, read_header, recover
 from nodetrack.journal.segment import segment_paths
+from nodetrack.journal.shape import are_facts
 from nodetrack.machine import HostIdentity, process_is_alive, this_host
 from nodetrack.records import (
     AttemptFinished,
@@ -76,6 +78,8 @@ class AttemptFolder:
         self.number = attempt_number(folder.name)
         #: Whether no later attempt had begun when this was looked at.
         self.is_last = is_last
+        #: The attempt that began next, if there is one.
+        self.later: AttemptFolder | None = None
 
     def records(self, damage: Damage | None = None) -> Iterator[Record]:
         """Every record, segment by segment. A file that is no segment is named in `damage`."""
@@ -112,7 +116,8 @@ class AttemptFolder:
         """What the file beside the attempts says, where no segment can be read."""
         with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
             content = (self.folder.parent / "run.json").read_bytes()
-            return cast("Mapping[str, JsonValue]", msgspec.json.decode(content, type=dict))
+            facts = msgspec.json.decode(content, type=dict)
+            return facts if are_facts(facts) else {}
         return {}
 
     @property
@@ -139,7 +144,7 @@ class AttemptFolder:
         """When the attempt last wrote anything or showed a sign of life, by the clock of the file system."""
         times = [self.started_ns]
         for path in (*segment_paths(self.folder)[-2:], self.folder / "heartbeat"):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 times.append(path.stat().st_mtime_ns)
         return max(times)
 
@@ -167,10 +172,28 @@ class AttemptFolder:
         if isinstance(process, Mapping) and isinstance(host, Mapping):
             with contextlib.suppress(msgspec.ValidationError):
                 if msgspec.convert(host, HostIdentity).shares_processes_with(this_host()):
-                    created = self.facts.get("process_created_at")
-                    if isinstance(created, int | float):  # without it, another process may have the number
-                        return not process_is_alive(cast("int", process["pid"]), created)
+                    return self._process_here_is_gone(cast("int", process["pid"]))
         return not self.is_last
+
+    def _process_here_is_gone(self, pid: int) -> bool:
+        """Whether the process, which ran on this machine, is gone or has gone on as another attempt
+        (`exec`).
+        """
+        if self._same_process_as(self.later):
+            return True
+        created, ticks = self.facts.get("process_created_at"), self.facts.get("process_start_ticks")
+        if not isinstance(created, int | float) and not isinstance(ticks, int):
+            return not self.is_last  # without either, another process may have the number by now
+        return not process_is_alive(
+            pid,
+            created if isinstance(created, int | float) else 0.0,
+            ticks if isinstance(ticks, int) else None,
+        )
+
+    def _same_process_as(self, other: AttemptFolder | None) -> bool:
+        keys = ("process_start_ticks", "process_created_at", "host")
+        mine = [self.facts.get(key) for key in keys]
+        return other is not None and any(mine) and mine == [other.facts.get(key) for key in keys]
 
     def finish_record(self) -> AttemptFinished | None:
         """The finish record, looked for at the ends of the segments."""
@@ -262,7 +285,10 @@ class RunFolder:
     def attempts(self) -> list[AttemptFolder]:
         """The attempts, first to last."""
         folders = attempt_folders(self.folder)
-        return [AttemptFolder(folder, is_last=folder == folders[-1]) for folder in folders]
+        attempts = [AttemptFolder(folder, is_last=folder == folders[-1]) for folder in folders]
+        for attempt, later in pairwise(attempts):
+            attempt.later = later
+        return attempts
 
     def overview(self) -> RunOverview:
         """The run in one line, from the ends of its journal."""

@@ -110,8 +110,7 @@ def test_what_would_change_the_terminal_is_shown_as_its_escape() -> None:
 
 def test_an_event_is_told_by_its_data() -> None:
     assert (
-        event_text("checkpoint", {"step": 4, "why": "a\nb", "limits": [1, 2]})
-        == "step 4, why a\\nb, limits [1,2]"
+        event_text("other", {"step": 4, "why": "a\nb", "limits": [1, 2]}) == "step 4, why a\\nb, limits [1,2]"
     )
     assert event_text("rewind", {"step": 79}) == (
         "went back to step 80: earlier rows from there on are superseded"

@@ -222,9 +222,8 @@ def test_a_process_of_which_the_start_is_not_known_is_not_said_to_be_dead(
     """Its number alone tells nothing: only its silence does, or a later attempt."""
     run = start(stale_after_seconds=60)
     attempts = on_disk(run).attempts
-    attempts[0].facts = {
-        name: value for name, value in attempts[0].facts.items() if name != "process_created_at"
-    }
+    unknown = ("process_created_at", "process_start_ticks")
+    attempts[0].facts = {name: value for name, value in attempts[0].facts.items() if name not in unknown}
     assert attempts[0].state(None).state == "running"
     in_an_hour = time.time_ns() + 3600 * 10**9
     monkeypatch.setattr(time, "time_ns", lambda: in_an_hour)
@@ -362,3 +361,14 @@ def test_a_copy_of_the_folder_reads_the_same(
     (copied,) = TrackingFolder(copy).runs()
     assert copied.detail().last_by_attempt == on_disk(run).detail().last_by_attempt
     assert isinstance(copied.attempts[0], AttemptFolder)
+
+
+def test_a_process_that_went_on_as_another_attempt_has_ended_the_first(start: Start) -> None:
+    """`os.execv` keeps pid and start time, so the process of the first attempt looks alive."""
+    first = start()
+    facts = on_disk(first).attempts[0].facts
+    first.finish()
+    run = start()
+    attempts = on_disk(run).attempts
+    attempts[0].facts = facts
+    assert [attempt.state(None).state for attempt in attempts] == ["crashed", "running"]
