@@ -60,6 +60,18 @@ class Damage(msgspec.Struct):
         self.unknown_records += reader.unknown_records
 
 
+def segment_records(path: Path, damage: Damage | None = None) -> Iterator[Record]:
+    """Every record of a segment. A file that is none is named in `damage`."""
+    reader = SegmentReader(path)
+    try:
+        yield from reader.read()
+    except (JournalError, OSError) as error:
+        if damage is not None:
+            damage.problems.append(str(error))
+    if damage is not None:
+        damage.add(reader)
+
+
 class AttemptState(msgspec.Struct, frozen=True):
     """How an attempt stands: `reason` says more, `ended_ns` is None while it may still log."""
 
@@ -84,14 +96,7 @@ class AttemptFolder:
     def records(self, damage: Damage | None = None) -> Iterator[Record]:
         """Every record, segment by segment. A file that is no segment is named in `damage`."""
         for path in segment_paths(self.folder):
-            reader = SegmentReader(path)
-            try:
-                yield from reader.read()
-            except (JournalError, OSError) as error:
-                if damage is not None:
-                    damage.problems.append(str(error))
-            if damage is not None:
-                damage.add(reader)
+            yield from segment_records(path, damage)
 
     @functools.cached_property
     def facts(self) -> Mapping[str, JsonValue]:

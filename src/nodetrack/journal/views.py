@@ -14,14 +14,11 @@ the clock says. What another writer of its attempt logged, it concerns if the cl
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple, TypeAlias, cast
 
 import msgspec
 
-from nodetrack.errors import JournalError
-from nodetrack.journal.folder import AttemptFolder, Damage, RunFolder
-from nodetrack.journal.reader import SegmentReader
+from nodetrack.journal.folder import AttemptFolder, Damage, RunFolder, segment_records
 from nodetrack.journal.recover import writer_of
 from nodetrack.journal.segment import segment_paths
 from nodetrack.records import Event, Record, Row, StoredValue
@@ -85,20 +82,8 @@ def current_rows(run: RunFolder, damage: Damage | None = None) -> list[ViewRow]:
         rewinds: list[_Rewind] = []
         for path in segment_paths(attempt.folder):
             source = _Source(attempt, writer_of(path))
-            calls = _with_segment(calls, source, _records(path, damage), rewinds)
+            calls = _with_segment(calls, source, segment_records(path, damage), rewinds)
     return [row for place in sorted(calls) for row in _merged(calls[place])]
-
-
-def _records(path: Path, damage: Damage | None) -> Iterator[Record]:
-    """Every record of a segment. A file that is none is named in `damage`."""
-    reader = SegmentReader(path)
-    try:
-        yield from reader.read()
-    except (JournalError, OSError) as error:
-        if damage is not None:
-            damage.problems.append(str(error))
-    if damage is not None:
-        damage.add(reader)
 
 
 def _with_segment(
