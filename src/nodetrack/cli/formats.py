@@ -58,8 +58,8 @@ def write_csv(rows: Iterable[ExportRow], file: BinaryIO) -> None:
 def write_parquet(rows: Iterable[ExportRow], file: BinaryIO) -> None:
     """A column has null where a row has nothing for it. Raises MissingExtraError without pyarrow."""
     try:
-        import pyarrow  # type: ignore[import-untyped]  # it has no types
-        import pyarrow.parquet  # type: ignore[import-untyped]
+        import pyarrow
+        import pyarrow.parquet
     except ImportError as error:
         raise MissingExtraError("pyarrow", "parquet", "Exporting to Parquet") from error
     wide = _Wide(rows)
