@@ -86,7 +86,7 @@ class ActiveMapping(MutableMapping[str, object]):
 
     def update(self, *others: object, **more: object) -> None:
         """`update` of the active run's mapping."""
-        getattr(self._target(), "update")(*others, **more)  # noqa: B009
+        getattr(self._target(), "update")(*others, **more)  # noqa: B009 - both take more than MutableMapping says
 
     def __repr__(self) -> str:
         return repr(self._target()) if _active is not None else f"<nodetrack.{self._name}: no active run>"
