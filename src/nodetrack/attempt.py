@@ -262,7 +262,19 @@ class Attempt:
         with journal.lock:
             if not self.state.finished:
                 self._mark_now_and_then()
+                self._notice_a_move()
         self.state.say()
+
+    def _notice_a_move(self) -> None:
+        """Rows follow a folder that is moved under a running node; a segment begun later lies in the old
+        place.
+        """
+        if self.state.journal.is_elsewhere():
+            self.state.warn_once(
+                "moved",
+                f"The journal of run {self.state.identity.run} was moved away from "
+                f"{self.state.identity.attempt_folder} while it was written: restart the node where it is.",
+            )
 
     def _mark_now_and_then(self) -> None:
         if self.state.journal.unmarked_bytes >= MARK_BYTES:

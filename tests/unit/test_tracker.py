@@ -610,3 +610,20 @@ def test_threads_that_log_while_a_checkpoint_moves_the_run_lose_no_row(start: St
     assert second.health().lost == 0
     rows = sum(run.detail().rows for run in TrackingFolder(tmp_path).runs())
     assert rows == sum(counts) + 1
+
+
+def test_a_folder_that_is_moved_under_a_running_node_is_told_and_loses_no_row(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = start(dir=tmp_path / "here")
+    run.log({"a": 1.0}, step=0)
+    run._attempt._tend()
+    assert "moved away" not in caplog.text
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    run.log({"a": 1.0}, step=1)
+    run._attempt._tend()
+    run._attempt._tend()
+    run.finish()
+    assert caplog.text.count("was moved away from") == 1
+    [moved] = TrackingFolder(tmp_path / "there").runs()
+    assert [row.step for row in all_rows(moved)] == [0, 1]

@@ -71,6 +71,15 @@ def sync(fd: int) -> None:
         os.fsync(fd)
 
 
+def is_elsewhere(fd: int, path: Path) -> bool:
+    """Whether an open file that still has a name is not to be found under the one that it was given."""
+    try:
+        here = os.fstat(fd)
+        return here.st_nlink > 0 and not (path.exists() and os.path.samestat(here, path.stat()))
+    except OSError:  # a file server that does not answer now
+        return False
+
+
 def is_deleted(fd: int) -> bool:
     """Whether a file has no name any more, because it or its folder was deleted."""
     try:

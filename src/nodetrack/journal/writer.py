@@ -269,6 +269,11 @@ class JournalWriter:
             self._sync(segment, size)
         return remade
 
+    def is_elsewhere(self) -> bool:
+        """Whether the file that is written was moved away, with its folder or alone."""
+        segment = self._segment
+        return segment is not _NO_SEGMENT and disk.is_elsewhere(segment.fd, segment.path)
+
     def sync(self) -> None:
         """Bring everything to the disk itself, the backlog included as far as the disk allows."""
         self.tend()
