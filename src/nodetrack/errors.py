@@ -12,8 +12,7 @@
     │   └── RunExistsError        `resume="never"` and the given id is taken
     ├── JournalError              a file is not a journal segment that this version reads
     ├── BackendError
-    │   ├── UnknownBackendError   no backend has that name
-    │   └── BackendRefusedError   the service says no: credentials, project
+    │   └── UnknownBackendError   no backend has that name
     ├── MissingExtraError         an optional package is needed
     └── DemoError                 `nodetrack demo` cannot start or go on
         └── DemoNodeError         a node of the demo ended by a fault
@@ -127,14 +126,6 @@ class UnknownBackendError(BackendError):
         super().__init__(f"There is no backend named {name!r}; known backends: {', '.join(known)}.{hint}")
         self.name = name
         self.known = known
-
-
-class BackendRefusedError(BackendError):
-    """The service says no, for example to the credentials or the project. Attribute: `backend`."""
-
-    def __init__(self, backend: str, message: str) -> None:
-        super().__init__(message)
-        self.backend = backend
 
 
 class MissingExtraError(NodetrackError):

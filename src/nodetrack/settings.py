@@ -82,7 +82,6 @@ class Settings(BaseModel):
     ranks: Literal["main", "all"] = Field(
         "main", description="which ranks log: rank 0, or each as its own run"
     )
-    init_timeout: float = Field(5.0, gt=0, description="seconds that init may take")
     finish_timeout: float = Field(30.0, gt=0, description="seconds that finish may take")
     heartbeat_seconds: float = Field(15.0, gt=0, description="seconds between two signs of life")
     stale_after_seconds: float = Field(

@@ -60,8 +60,8 @@ def test_the_nearest_file_counts(tmp_path: Path) -> None:
     ("variable", "value", "words"),
     [
         ("NODETRACK_MODE", "onlin", "'mode' cannot be 'onlin' (from NODETRACK_MODE)"),
-        ("NODETRACK_INIT_TIMEOUT", "soon", "'init_timeout' cannot be 'soon'"),
-        ("NODETRACK_INIT_TIMEOUT", "-1", "greater than 0"),
+        ("NODETRACK_FINISH_TIMEOUT", "soon", "'finish_timeout' cannot be 'soon'"),
+        ("NODETRACK_FINISH_TIMEOUT", "-1", "greater than 0"),
         ("NODETRACK_PROJECT", "", "'project' cannot be ''"),
         ("NODETRACK_SEGMENT_BYTES", "1", "4096"),
         ("NODETRACK_BACKENDS", "[log", "'backends' cannot be '[log'"),

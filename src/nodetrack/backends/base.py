@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict
@@ -51,13 +50,9 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Backend(ABC):
-    """Where rows end up. Delivery calls `write` from one thread; an exception means that nothing was
-    taken.
+    """Where rows end up. The run hands it each row, after the journal has it, under the run's lock: one call
+    at a time. An exception means that nothing was taken.
     """
-
-    #: True for a backend that lives in the logging process, such as one that writes to its Python logger.
-    #: `Run.log` hands it each row itself, after the journal has it.
-    in_process: ClassVar[bool] = False
 
     @abstractmethod
     def write(self, batch: Batch) -> None:

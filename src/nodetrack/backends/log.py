@@ -21,8 +21,6 @@ class LogConfig(BackendConfig):
 class LogBackend(Backend):
     """Writes `step 5 (stage=train): loss=0.25 lr=0.001`; typed values are named, not printed."""
 
-    in_process = True
-
     def __init__(self, config: LogConfig) -> None:
         self.config = config
         self._logger = logging.getLogger(config.logger)

@@ -16,8 +16,6 @@ class NullConfig(BackendConfig):
 class NullBackend(Backend):
     """Takes everything, keeps nothing: for tests, and to say "no backend" in a config that must name one."""
 
-    in_process = True
-
     def __init__(self, config: NullConfig) -> None:
         self.config = config
 

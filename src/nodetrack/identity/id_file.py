@@ -320,7 +320,7 @@ def _parse_record(content: bytes) -> IdFileReading:
 
 def folder_text(folder: Path) -> str:
     """A tracking folder as id files name it: absolute, and as escapes where it is no text."""
-    return encodable(os.path.abspath(folder))  # noqa: PTH100
+    return encodable(os.path.abspath(folder))  # noqa: PTH100 - `Path.resolve` would follow links
 
 
 def _encode(record: RunIdRecord) -> bytes:
