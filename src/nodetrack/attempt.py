@@ -9,7 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -61,7 +61,7 @@ class Attempt:
         config: Mapping[str, object],
         facts: Mapping[str, JsonValue],
         lock: NodeLock | None = None,
-        backends: Mapping[str, Backend] | None = None,
+        backends: Mapping[str, Backend[Any]] | None = None,
         retry: Callable[[], NodeLock | None] | None = None,
         rebase: Callable[[str], tuple[Identity, Recovered]] | None = None,
     ) -> None:

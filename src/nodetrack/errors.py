@@ -12,7 +12,10 @@
     │   └── RunExistsError        `resume="never"` and the given id is taken
     ├── JournalError              a file is not a journal segment that this version reads
     ├── BackendError
-    │   └── UnknownBackendError   no backend has that name
+    │   ├── UnknownBackendError   no backend has that name
+    │   ├── BackendRefusedError   a service refuses the credentials, or does not know the project
+    │   ├── BackendUnavailableError  a service cannot be had just now
+    │   └── BatchRejectedError    a service will never take what was sent
     ├── MissingExtraError         an optional package is needed
     └── DemoError                 `nodetrack demo` cannot start or go on
         └── DemoNodeError         a node of the demo ended by a fault
@@ -115,17 +118,39 @@ class JournalError(NodetrackError):
 
 
 class BackendError(NodetrackError):
-    """The root of what can go wrong with a backend before a run starts."""
+    """The root of what can go wrong with a backend."""
 
 
 class UnknownBackendError(BackendError):
     """No backend has that name. Attributes: `name`, `known`."""
 
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
-        hint = " A node logs to W&B through nodetrack.initialize_wandb." if name == "wandb" else ""
-        super().__init__(f"There is no backend named {name!r}; known backends: {', '.join(known)}.{hint}")
+        super().__init__(f"There is no backend named {name!r}; known backends: {', '.join(known)}.")
         self.name = name
         self.known = known
+
+
+class BackendRefusedError(BackendError):
+    """A service refuses us: wrong credentials, an unknown project, a version that it does not speak with.
+
+    The message is the service's own words and what to do. Attribute: `backend`, once `init` raises it.
+    """
+
+    def __init__(self, message: str, backend: str = "") -> None:
+        super().__init__(message)
+        self.backend = backend
+
+
+class BackendUnavailableError(BackendError):
+    """A service cannot be had just now. Attribute: `retry_after_seconds`, None if it did not say."""
+
+    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class BatchRejectedError(BackendError):
+    """A service will never take this batch. Of one record it is the reason why that is kept in quarantine."""
 
 
 class MissingExtraError(NodetrackError):

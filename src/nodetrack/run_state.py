@@ -10,18 +10,18 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
 from nodetrack.aggregate import Aggregates
-from nodetrack.backends.base import Backend, Batch, BatchRow, RunInfo
+from nodetrack.backends.base import Backend, Batch, RunInfo
 from nodetrack.errors import RunFinishedError
 from nodetrack.health import BackendHealth, Health, Skipped
 from nodetrack.journal.segment import SCHEMA_VERSION
 from nodetrack.journal.writer import BEFORE_ALL_STEPS, JournalWriter, KeySet
 from nodetrack.process_end import describe_error
-from nodetrack.records import JsonValue, Kind, SegmentHeader, StoredValue
+from nodetrack.records import JsonValue, Kind, Row, SegmentHeader, StoredValue
 
 #: More key sets than this and the run lets go of them all: names that never repeat must not fill the memory.
 MAX_KEY_SETS: Final = 4096
@@ -76,7 +76,7 @@ class RunState:
         self.summary: dict[str, object] = {}
         self.labels: dict[str, object] = {}
         self.aggregates = Aggregates()
-        self.backends: dict[str, Backend] = {}
+        self.backends: dict[str, Backend[Any]] = {}
         self.backend_counts: dict[str, list[int]] = {}
         self.backend_errors: dict[str, str] = {}
         #: Whether each row has to be shown to somebody besides the journal.
@@ -253,15 +253,33 @@ class RunState:
         self.aggregates.see(zip(key_set.names, values, strict=True))
         if not self.backends:
             return
-        identity = self.identity
-        info = RunInfo(
-            identity.project, identity.run, identity.attempt, identity.version, identity.role, identity.uid
+        row = Row(
+            offset=0, names=key_set.names, values=values, step=step, time_ns=time_ns, context=key_set.context
         )
-        batch = Batch(info, (BatchRow(step, time_ns, key_set.names, values, key_set.context),))
+        batch = Batch(run=self.info(), records=(row,))
         for kind, backend in self.backends.items():
             self._give(kind, backend, batch)
 
-    def _give(self, kind: str, backend: Backend, batch: Batch) -> None:
+    def info(self) -> RunInfo:
+        """What a backend is told about the run."""
+        identity = self.identity
+        return RunInfo(
+            project=identity.project,
+            run=identity.run,
+            attempt=identity.attempt,
+            attempt_number=identity.attempt_number,
+            version=identity.version,
+            role=identity.role,
+            uid=identity.uid,
+            environment=identity.environment,
+            entity=identity.entity,
+            group=identity.group,
+            job_type=identity.job_type,
+            previous_run=identity.previous_run,
+            folder=identity.folder,
+        )
+
+    def _give(self, kind: str, backend: Backend[Any], batch: Batch) -> None:
         counts = self.backend_counts.setdefault(kind, [0, 0])
         counts[0] += 1
         try:

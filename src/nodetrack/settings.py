@@ -82,7 +82,12 @@ class Settings(BaseModel):
     ranks: Literal["main", "all"] = Field(
         "main", description="which ranks log: rank 0, or each as its own run"
     )
-    finish_timeout: float = Field(30.0, gt=0, description="seconds that finish may take")
+    init_timeout: float = Field(
+        5.0, gt=0, description="seconds that init waits for the backends' first answers"
+    )
+    finish_timeout: float = Field(
+        30.0, gt=0, description="seconds that finish may take, and that delivery goes on after the trainer's end"
+    )
     heartbeat_seconds: float = Field(15.0, gt=0, description="seconds between two signs of life")
     stale_after_seconds: float = Field(
         300.0, gt=0, description="seconds without a sign of life until a run is stale"
@@ -91,6 +96,16 @@ class Settings(BaseModel):
         64 * 1024 * 1024, ge=4096, description="bytes at which a journal segment is rotated"
     )
     backlog_records: int = Field(10_000, ge=0, description="records kept in memory while the disk refuses")
+    keep_bytes: int | None = Field(
+        None, gt=0, description="journal size of a run above which delivered segments are removed; None keeps all"
+    )
+    max_bytes: int | None = Field(
+        None, gt=0, description="journal size of a run above which undelivered segments are removed too, counted"
+    )
+    system_seconds: float = Field(
+        15.0, ge=0, description="seconds between two samples of CPU, memory, disk, network and GPU; 0 takes none"
+    )
+    console: bool = Field(True, description="keep the lines of standard output and error in the run's journal")
     quiet: bool = Field(False, description="say nothing at the start of a run but warnings")
     redact: StringList = Field((), description="further key patterns whose values are masked in the config")
 

@@ -10,14 +10,14 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
 from nodetrack.active import set_active
 from nodetrack.attempt import Attempt, Labels
 from nodetrack.backends.base import Backend
-from nodetrack.backends.factory import build_backend, parse_backends
+from nodetrack.backends.factory import backend_class, build_backend, parse_backends
 from nodetrack.identity.id_file import (
     Fingerprint,
     RunIdFile,
@@ -159,9 +159,9 @@ def _start(
     version_origin: str,
 ) -> Run:
     backends = {
-        kind: build_backend(kind, parsed)
+        kind: build_backend(parsed)
         for kind, parsed in parse_backends(settings.backends).items()
-        if settings.mode == "online"
+        if settings.mode == "online" and backend_class(kind).in_process
     }
     folder = _folder(settings)
     version = find_version(settings.version, settings.package, None)
@@ -194,7 +194,7 @@ def _start(
 
 
 @contextlib.contextmanager
-def _released_on_failure(taken: TakenUp, backends: Mapping[str, Backend]) -> Iterator[list[Attempt]]:
+def _released_on_failure(taken: TakenUp, backends: Mapping[str, Backend[Any]]) -> Iterator[list[Attempt]]:
     """Gives back what a start has opened if it does not come to its end, be it by Ctrl-C.
 
     Else the lock would keep out the next start, which may be in this very process.

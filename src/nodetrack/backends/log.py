@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
-from nodetrack.backends.base import Backend, BackendConfig, Batch, BatchRow
-from nodetrack.records import StoredValue
+from nodetrack.backends.base import Backend, BackendConfig, Batch
+from nodetrack.records import Row, StoredValue
 
 
 class LogConfig(BackendConfig):
@@ -18,11 +18,14 @@ class LogConfig(BackendConfig):
     level: Literal["DEBUG", "INFO", "WARNING"] = "INFO"
 
 
-class LogBackend(Backend):
+class LogBackend(Backend[LogConfig]):
     """Writes `step 5 (stage=train): loss=0.25 lr=0.001`; typed values are named, not printed."""
 
+    config_class = LogConfig
+    in_process: ClassVar = True  # next to the other lines of the trainer's own logging
+
     def __init__(self, config: LogConfig) -> None:
-        self.config = config
+        super().__init__(config)
         self._logger = logging.getLogger(config.logger)
         self._level = logging.getLevelNamesMapping()[config.level]
 
@@ -33,10 +36,10 @@ class LogBackend(Backend):
                 self._logger.log(self._level, "%s", line(row))
 
 
-def line(row: BatchRow) -> str:
+def line(row: Row) -> str:
     """A row as one line of text."""
     context = " ".join(f"{key}={value}" for key, value in row.context.items())
-    values = " ".join(f"{name}={_shown(value)}" for name, value in zip(row.names, row.values, strict=True))
+    values = " ".join(f"{name}={_shown(value)}" for name, value in row.items())
     return f"step {row.step} ({context}): {values}" if context else f"step {row.step}: {values}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from nodetrack.backends.base import Backend, BackendConfig, Batch
 
@@ -13,11 +13,11 @@ class NullConfig(BackendConfig):
     kind: Literal["null"] = "null"
 
 
-class NullBackend(Backend):
+class NullBackend(Backend[NullConfig]):
     """Takes everything, keeps nothing: for tests, and to say "no backend" in a config that must name one."""
 
-    def __init__(self, config: NullConfig) -> None:
-        self.config = config
+    config_class = NullConfig
+    in_process: ClassVar = True
 
     def write(self, batch: Batch) -> None:
         """See Backend."""
