@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+#: Fixtures for all tests: the example plug-in, installed.
+pytest_plugins = ["tests.servers.plugin"]
+
 #: Variables that change what nodetrack or wandb do, or what rank a process believes to have.
 _PREFIXES = ("NODETRACK_", "WANDB_", "SLURM_", "OMPI_")
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
