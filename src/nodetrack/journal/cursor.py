@@ -18,12 +18,11 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from nodetrack.identity.id_file import replace_file
-from nodetrack.records import JsonValue
 
 CURSORS: Final = "cursors"
 SCHEMA_VERSION: Final = 1
@@ -54,7 +53,7 @@ class Cursor(msgspec.Struct, omit_defaults=True, kw_only=True):
     schema_version: int = SCHEMA_VERSION
     backend: str
     destination: str = ""
-    config: dict[str, JsonValue] = {}
+    config: dict[str, Any] = {}  # JSON; msgspec has no way to say so
     state: BackendState = "starting"
     #: By attempt and by the name of the segment's file.
     attempts: dict[str, dict[str, SegmentProgress]] = {}
@@ -62,7 +61,7 @@ class Cursor(msgspec.Struct, omit_defaults=True, kw_only=True):
     left_out: dict[str, int] = {}
     #: Records other than rows that it refused for good.
     quarantined_records: int = 0
-    memory: dict[str, JsonValue] = {}
+    memory: dict[str, Any] = {}
     url: str | None = None
     last_error: str = ""
     last_error_ns: int = 0
@@ -156,7 +155,9 @@ def read_cursors(run_folder: Path) -> dict[str, Cursor]:
         paths = sorted((run_folder / CURSORS).glob("*.json"))
     except OSError:
         return {}
-    found = {path.stem: _read(path) for path in paths if "@" not in path.stem and not path.stem.startswith(".")}
+    found = {
+        path.stem: _read(path) for path in paths if "@" not in path.stem and not path.stem.startswith(".")
+    }
     return {backend: cursor for backend, cursor in found.items() if cursor is not None}
 
 
