@@ -1,0 +1,236 @@
+"""What a backend has of a run and what it lacks, from the journal and the cursors alone.
+
+The journal is counted, not believed: what lies behind a cursor is read record by record. Where a cursor
+says of a segment that is there more or less than the segment holds, `Account.unexplained` is not 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from nodetrack.errors import JournalError
+from nodetrack.journal.cursor import Cursor, SegmentProgress, read_cursors
+from nodetrack.journal.reader import SegmentReader
+from nodetrack.journal.recover import attempt_folders
+from nodetrack.journal.segment import segment_paths
+from nodetrack.records import Mark, Row
+
+_NOTHING: Final = SegmentProgress()
+
+
+class MissingRange(msgspec.Struct, frozen=True):
+    """What a backend lacks of one attempt: the rows and the range of their steps, and other records, such as
+    console lines and the record of the attempt's end.
+    """
+
+    attempt: str
+    rows: int
+    records: int
+    first_step: int | None = None
+    last_step: int | None = None
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """One backend's account of a run, or of some of its attempts.
+
+    `state` is `delivered` or `behind` where the backend is well, else what its cursor says: `starting`,
+    `down`, `refused`. Rows: `logged` is what the journal holds, and what it held of segments that were
+    removed since; it is `delivered` + `quarantined` + `lost` + those that are missing + `unexplained`.
+    """
+
+    backend: str
+    state: str
+    logged: int
+    delivered: int
+    quarantined: int
+    lost: int
+    missing: tuple[MissingRange, ...]
+    destination: str = ""
+    url: str | None = None
+    last_error: str = ""
+    last_error_ns: int = 0
+    last_ack_ns: int = 0
+    left_out: dict[str, int] = {}
+    quarantined_records: int = 0
+
+    @property
+    def missing_rows(self) -> int:
+        """How many rows are still to be sent."""
+        return sum(part.rows for part in self.missing)
+
+    @property
+    def missing_records(self) -> int:
+        """How many records other than rows are still to be sent."""
+        return sum(part.records for part in self.missing)
+
+    @property
+    def unexplained(self) -> int:
+        """Rows of the journal that no count has, or, below 0, that are counted and not there."""
+        return self.logged - self.delivered - self.quarantined - self.lost - self.missing_rows
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the backend has all but what it refused for good and what was removed before it had it."""
+        return not self.missing and not self.unexplained
+
+
+class Journalled(msgspec.Struct, frozen=True):
+    """A segment that is there: where its rows stand and their steps, in order; where its other records do."""
+
+    attempt: str
+    name: str
+    rows: list[int] = []
+    steps: list[int] = []
+    records: list[int] = []
+
+    def behind(self, offset: int) -> MissingRange:
+        """What stands at that place or behind it."""
+        steps = self.steps[bisect_left(self.rows, offset) :]
+        return MissingRange(
+            attempt=self.attempt,
+            rows=len(steps),
+            records=len(self.records) - bisect_left(self.records, offset),
+            first_step=min(steps, default=None),
+            last_step=max(steps, default=None),
+        )
+
+
+def accounts(run_folder: Path, attempts: Collection[str] | None = None) -> dict[str, Account]:
+    """The account of every backend that the run was ever sent to; the journal is read once, whole."""
+    cursors = read_cursors(run_folder)
+    segments = read_journal(run_folder, attempts) if cursors else []
+    return {backend: account(cursor, segments, attempts) for backend, cursor in cursors.items()}
+
+
+def read_journal(run_folder: Path, attempts: Collection[str] | None = None) -> list[Journalled]:
+    """All segments that can be read, of all attempts or of those given by id."""
+    return [
+        _journalled(attempt, path)
+        for attempt in attempt_folders(run_folder)
+        if attempts is None or attempt.name in attempts
+        for path in _paths(attempt)
+    ]
+
+
+def account(
+    cursor: Cursor, segments: Collection[Journalled], attempts: Collection[str] | None = None
+) -> Account:
+    """What `cursor` stands for, held against the segments."""
+    there = {(segment.attempt, segment.name) for segment in segments}
+    entries = {
+        (attempt, name): entry
+        for attempt, named in cursor.attempts.items()
+        if attempts is None or attempt in attempts
+        for name, entry in named.items()
+    }
+    gone = [entry for place, entry in entries.items() if place not in there]
+    lacking = _by_attempt(
+        segment.behind(entries.get((segment.attempt, segment.name), _NOTHING).offset) for segment in segments
+    )
+    return Account(
+        backend=cursor.backend,
+        state=_state(cursor, lacking),
+        logged=sum(len(segment.rows) for segment in segments)
+        + sum(entry.rows + entry.quarantined + entry.lost for entry in gone),
+        delivered=sum(entry.rows for entry in entries.values()),
+        quarantined=sum(entry.quarantined for entry in entries.values()),
+        lost=sum(entry.lost for entry in entries.values()),
+        missing=lacking,
+        destination=cursor.destination,
+        url=cursor.url,
+        last_error=cursor.last_error,
+        last_error_ns=cursor.last_error_ns,
+        last_ack_ns=cursor.last_ack_ns,
+        left_out=cursor.left_out,
+        quarantined_records=cursor.quarantined_records,
+    )
+
+
+def missing(
+    run_folder: Path, cursor: Cursor | None, attempts: Collection[str] | None = None
+) -> tuple[MissingRange, ...]:
+    """What lies behind the cursor, attempt by attempt; () if nothing does. No cursor: nothing was sent."""
+    unread = _unread(run_folder, cursor, attempts)
+    return _by_attempt(_journalled(attempt, path, offset).behind(offset) for attempt, path, offset in unread)
+
+
+def missing_rows(run_folder: Path, cursor: Cursor | None) -> int:
+    """How many rows lie behind the cursor. Reads nothing else, so that it costs what is missing."""
+    count = 0
+    for _, path, offset in _unread(run_folder, cursor, None):
+        reader = SegmentReader(path)
+        reader.offset = offset
+        with contextlib.suppress(JournalError, OSError):
+            count += sum(isinstance(record, Row) for record in reader.read())
+        count += reader.unnamed_rows  # their names stand before the cursor
+    return count
+
+
+def _unread(
+    run_folder: Path, cursor: Cursor | None, attempts: Collection[str] | None
+) -> Iterator[tuple[Path, Path, int]]:
+    """The attempt and the file of each segment that has grown beyond the cursor, and the cursor's place."""
+    for attempt in attempt_folders(run_folder):
+        if attempts is None or attempt.name in attempts:
+            entries = {} if cursor is None else cursor.attempts.get(attempt.name, {})
+            for path in _paths(attempt):
+                offset = entries.get(path.name, _NOTHING).offset
+                with contextlib.suppress(OSError):  # pruned meanwhile
+                    if path.stat().st_size > offset:
+                        yield attempt, path, offset
+
+
+def _journalled(attempt: Path, path: Path, offset: int = 0) -> Journalled:
+    """The records of a segment from `offset` on. A file that is none has none."""
+    found = Journalled(attempt.name, path.name)
+    reader = SegmentReader(path)
+    with contextlib.suppress(JournalError, OSError):  # told by `journal verify` and by delivery
+        if offset:
+            for _ in reader.skip_to(offset):
+                pass
+        for record in reader.read():
+            if isinstance(record, Row):
+                found.rows.append(record.offset)
+                found.steps.append(record.step)
+            elif not isinstance(record, Mark):
+                found.records.append(record.offset)
+    return found
+
+
+def _by_attempt(parts: Iterable[MissingRange]) -> tuple[MissingRange, ...]:
+    """The parts of each attempt in one; those in which nothing is missing are left out."""
+    found: dict[str, MissingRange] = {}
+    for part in parts:
+        if part.rows or part.records:
+            before = found.get(part.attempt)
+            found[part.attempt] = part if before is None else _joined(before, part)
+    return tuple(found.values())
+
+
+def _joined(one: MissingRange, other: MissingRange) -> MissingRange:
+    steps = [step for part in (one, other) for step in (part.first_step, part.last_step) if step is not None]
+    return MissingRange(
+        attempt=one.attempt,
+        rows=one.rows + other.rows,
+        records=one.records + other.records,
+        first_step=min(steps, default=None),
+        last_step=max(steps, default=None),
+    )
+
+
+def _state(cursor: Cursor, lacking: Collection[MissingRange]) -> str:
+    if not lacking:
+        return "delivered"
+    return "behind" if cursor.state == "ok" else cursor.state
+
+
+def _paths(attempt: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return segment_paths(attempt)
+    return []
