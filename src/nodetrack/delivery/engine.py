@@ -1,4 +1,4 @@
-"""One run on its way to its backends: one worker thread each, from its own cursor.
+"""One run on its way to its backends: one worker each, from its own cursor.
 
 Live delivery, catch-up after an outage and `nodetrack sync` all run this; they differ in `follow` alone.
 """
@@ -6,6 +6,7 @@ Live delivery, catch-up after an outage and `nodetrack sync` all run this; they 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ class Delivery:
     """Sends a run's records to `backends`, each at its own pace.
 
     `follow`: wait for more until `drain` is called. Without it the workers end once all that is in the
-    journal has been sent. `attempts` restricts it to some. `changed` is called from the worker threads
-    whenever a backend's state changes, and after every batch.
+    journal has been sent. `attempts` restricts it to some, by id. `changed` is called from the workers'
+    threads after every batch and whenever a backend's state changes.
     """
 
     def __init__(
@@ -35,7 +36,6 @@ class Delivery:
         self._draining = threading.Event()
         if not follow:
             self._draining.set()
-        self._wake = threading.Event()
         self.workers = {
             kind: Worker(run_folder, project, kind, backend, self._draining, attempts, changed)
             for kind, backend in backends.items()
@@ -52,15 +52,21 @@ class Delivery:
         for worker in self.workers.values():
             worker.wake()
 
-    def join(self, timeout: float | None = None) -> bool:
-        """Wait for the workers to end; False if one is still at it after `timeout` seconds."""
-        raise NotImplementedError
-
     def stop(self) -> None:
         """Give up what is not sent: workers end after the call that they are in. What is missing stays in
         the journal, and the cursors say where to go on.
         """
-        raise NotImplementedError
+        for worker in self.workers.values():
+            worker.stop()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the workers to end; False if one is still at it after `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for worker in self.workers.values():
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not worker.join(left):
+                return False
+        return True
 
     def statuses(self) -> dict[str, Status]:
         """Where each backend stands now."""

@@ -54,6 +54,8 @@ _Names = tuple[tuple[str, ...], Mapping[str, str]]
 _RowFields = tuple[int, int, list[StoredValue], int, int]
 _decode: Callable[[bytes], list[object]] = msgspec.msgpack.Decoder(list).decode
 _KEYSET = int(Kind.KEYSET)
+_SAYS_WHO: Final = (Kind.KEYSET, Kind.ATTEMPT, Kind.TAGS)
+_SKIP_BYTES: Final = 4 * 1024 * 1024
 _MARK_BEGINS: Final = bytes((0x96, Kind.MARK))  # an array of six
 #: Before the name of an event: a frame's head, the array's length, the kind, and a time of up to nine bytes.
 _MOST_BEFORE_NAME: Final = FRAME_HEAD.size + 1 + 1 + 9
@@ -93,6 +95,25 @@ class SegmentReader:
             if record is not None:
                 yield record
         self._check_kind_of_file()
+
+    def skip_to(self, offset: int) -> Iterator[Record]:
+        """Go on at `offset`, behind a record. What names and labels what follows is taken in on the way; the
+        records that say who the attempt is are yielded.
+        """
+        block = _SKIP_BYTES
+        while self.offset < offset:
+            data, base = self._load(min(block, offset - self.offset))
+            start = self.offset
+            for place, begin, end in scan_frames(data, 0, Damage()):
+                if data[begin + 1] in _SAYS_WHO or data[begin] & 0xF0 != 0x90:
+                    record = self._record(base + place, data[begin:end])
+                    if record is not None:
+                        yield record
+                self.offset = base + end
+            if self.offset == start:
+                if base + len(data) >= offset or len(data) < block:
+                    self.offset = offset  # a damaged stretch, or a file that was longer once
+                block *= 2
 
     def _load(self, limit: int) -> tuple[bytes, int]:
         """What lies behind `offset`, and where that begins. Half a magic is a file that was just made."""

@@ -1,0 +1,375 @@
+"""The thread that feeds one backend of one run: lock, open, then batch after batch, for as long as it takes.
+
+A batch that fails is sent again with growing pauses, as long as the run lives. One that the backend refuses
+for good is halved until the refused records stand alone; they go to quarantine and the rest arrives.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
+from tenacity.stop import stop_when_event_set
+
+from nodetrack.backends.base import Backend, Batch, RunInfo
+from nodetrack.delivery.lock import BackendLock
+from nodetrack.delivery.quarantine import Quarantine
+from nodetrack.delivery.source import Source, Taken
+from nodetrack.errors import BackendRefusedError, BackendUnavailableError, BatchRejectedError
+from nodetrack.journal.cursor import CURSORS, BackendState, Cursor, CursorFile
+from nodetrack.records import Record, Row
+
+#: waiting: another process has the backend. done: everything that there is has been sent.
+WorkerState = Literal[BackendState, "waiting", "done"]
+
+_FIRST_PAUSE_SECONDS: Final = 0.5
+_LONGEST_PAUSE_SECONDS: Final = 60.0
+_LONGEST_PAUSE_AT_THE_END_SECONDS: Final = 2.0
+_LOCK_POLL_SECONDS: Final = 0.5
+#: After so many failures in a row the backend is closed and opened anew.
+_FAILURES_TO_REOPEN: Final = 3
+#: So many records refused and none taken: then it is not the records.
+_REFUSES_EVERYTHING: Final = 32
+
+_log = logging.getLogger("nodetrack.delivery")
+
+
+class Status(msgspec.Struct, frozen=True):
+    """Where a backend stands. Counts are rows of the whole run."""
+
+    backend: str
+    state: WorkerState
+    error: str
+    url: str | None
+    delivered: int
+    quarantined: int
+    lost: int
+
+
+class Worker:
+    """Feeds `backend` from its cursor until it is told to stop, or has sent all and `draining` is set."""
+
+    def __init__(
+        self,
+        run_folder: Path,
+        project: str,
+        kind: str,
+        backend: Backend[Any],
+        draining: threading.Event,
+        attempts: Collection[str] | None,
+        changed: Callable[[Status], None],
+    ) -> None:
+        self.kind = kind
+        self._backend = backend
+        self._draining = draining
+        self._changed = changed
+        self._file = CursorFile(run_folder, kind)
+        self._lock = BackendLock(run_folder / CURSORS / f"{kind}.lock")
+        self._quarantine = Quarantine(run_folder, kind)
+        self._cursor = Cursor(backend=kind, destination=backend.config.destination())
+        self._cursor_lock = threading.Lock()
+        self._run_folder, self._project, self._attempts = run_folder, project, attempts
+        self._state: WorkerState = "starting"
+        self._failures = 0
+        self._opened = False
+        self._has_taken_any = False
+        self._asked_to_wait = False
+        self._stopping = threading.Event()
+        self._awake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"nodetrack-{kind}", daemon=True)
+
+    # -- from other threads --------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look for records, or try again, now."""
+        self._awake.set()
+
+    def stop(self) -> None:
+        """End after the call that is under way."""
+        self._stopping.set()
+        self._awake.set()
+
+    def join(self, timeout: float | None) -> bool:
+        """Whether the thread has ended within `timeout` seconds."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def status(self) -> Status:
+        """Where the backend stands now."""
+        with self._cursor_lock:
+            cursor = self._cursor
+            return Status(
+                backend=self.kind,
+                state=self._state,
+                error=cursor.last_error if self._state in ("down", "refused", "waiting") else "",
+                url=cursor.url,
+                delivered=cursor.rows(),
+                quarantined=cursor.quarantined,
+                lost=cursor.lost,
+            )
+
+    def lock_owner(self) -> int | None:
+        """The process that keeps this worker waiting."""
+        return self._lock.owner() if self._state == "waiting" else None
+
+    def offset(self, attempt: str, segment_name: str) -> int | None:
+        """How far the backend has come in a segment; None before the worker has its cursor."""
+        if self._state in ("starting", "waiting"):
+            return None
+        with self._cursor_lock:
+            return self._cursor.progress(attempt, segment_name).offset
+
+    def note_lost(self, attempt: str, segment_name: str, rows: int) -> None:
+        """So many rows of a segment were removed from the journal before the backend had them."""
+        with self._cursor_lock:
+            self._cursor.progress(attempt, segment_name).lost += rows
+        self._save()
+
+    # -- the thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            if self._have_lock():
+                self._feed()
+        except Exception as error:  # a fault of ours: the others go on, and this one says so
+            _log.exception("Delivery to %s ended by a fault", self.kind)
+            self._enter("down", f"delivery ended by a fault: {type(error).__name__}: {error}")
+        finally:
+            self._close()
+            self._lock.release()
+
+    def _have_lock(self) -> bool:
+        while not self._lock.acquire():
+            if self._state != "waiting":
+                self._state = "waiting"
+                self._tell()
+            if self._stopping.wait(_LOCK_POLL_SECONDS):
+                return False
+        return True
+
+    def _feed(self) -> None:
+        config = self._backend.config
+        cursor = self._file.take_up(config.destination())
+        cursor.config = config.public()
+        cursor.state = "starting"
+        self._backend.memory = copy.deepcopy(cursor.memory)
+        with self._cursor_lock:
+            self._cursor, self._state = cursor, "starting"
+        self._save()
+        source = Source(self._run_folder, self._project, cursor, self._attempts)
+        if not self._persist(lambda: self._open(source)):
+            return
+        while not self._stopping.is_set():
+            last_look = self._draining.is_set()
+            taken = source.next(config.batch_rows, config.batch_bytes, look=last_look)
+            if taken is not None:
+                if not self._deliver(source, taken):
+                    return
+            elif last_look:
+                self._close()
+                self._enter("done")
+                return
+            else:
+                self._awake.wait(config.batch_seconds)
+                self._awake.clear()
+
+    def _open(self, source: Source) -> None:
+        run = source.newest_attempt()
+        while run is None and not self._stopping.wait(_LOCK_POLL_SECONDS) and not self._draining.is_set():
+            run = source.newest_attempt()
+        if run is not None:
+            self._open_for(run)
+
+    def _open_for(self, run: RunInfo) -> None:
+        self._backend.open(run)
+        self._opened = True
+        with self._cursor_lock:
+            self._cursor.url = self._backend.url
+        self._enter("ok")
+
+    def _close(self) -> None:
+        if self._opened:
+            self._opened = False
+            try:
+                self._backend.close()
+            except Exception:  # what was acknowledged has arrived; the rest is sent again
+                _log.warning("The backend %s could not be closed", self.kind, exc_info=True)
+
+    # -- one batch -----------------------------------------------------------------------------------
+
+    def _deliver(self, source: Source, taken: Taken) -> bool:
+        """Send a batch and move the cursor; False if the worker was stopped before that."""
+        refused: list[tuple[Record, str]] = []
+        waiting = [taken.batch.records] if taken.batch.records else []
+        while waiting:
+            part = waiting.pop()
+            try:
+                if not self._persist(functools.partial(self._write, taken.batch, part)):
+                    return False
+            except BatchRejectedError as error:
+                if len(part) > 1:
+                    middle = len(part) // 2
+                    waiting += [part[middle:], part[:middle]]
+                    continue
+                refused.append((part[0], str(error)))
+                if not self._has_taken_any and len(refused) >= _REFUSES_EVERYTHING:
+                    if not self._wait_out(error):
+                        return False
+                    waiting, refused = [taken.batch.records], []
+        self._acknowledge(source, taken, refused)
+        return True
+
+    def _write(self, batch: Batch, records: Sequence[Record]) -> None:
+        """One call of the backend, which remembers nothing of a call that failed."""
+        backend = self._backend
+        memory, left_out = copy.deepcopy(backend.memory), dict(backend.left_out)
+        part = (
+            batch if len(records) == len(batch.records) else msgspec.structs.replace(batch, records=records)
+        )
+        try:
+            if not self._opened:
+                self._open_for(batch.run)
+            backend.write(part)
+        except BaseException:
+            backend.memory, backend.left_out = memory, left_out
+            raise
+        if self._state != "ok":
+            self._enter("ok")
+
+    def _acknowledge(self, source: Source, taken: Taken, refused: list[tuple[Record, str]]) -> None:
+        for record, reason in refused:
+            self._keep_refused(taken.batch, record, reason)
+        rows = sum(isinstance(record, Row) for record, _ in refused)
+        with self._cursor_lock:
+            cursor = self._cursor
+            source.acknowledge(taken, refused=rows)
+            cursor.quarantined_records += len(refused) - rows
+            for reason, count in self._backend.left_out.items():
+                cursor.left_out[reason] = cursor.left_out.get(reason, 0) + count
+            self._backend.left_out = {}
+            cursor.memory = copy.deepcopy(self._backend.memory)
+            cursor.last_ack_ns = time.time_ns()
+        self._save()
+        self._tell()
+
+    def _keep_refused(self, batch: Batch, record: Record, reason: str) -> None:
+        try:
+            self._quarantine.add(batch, record, reason)
+        except OSError as error:  # it is counted all the same, and the journal has it
+            _log.warning("%s cannot be written: %s", self._quarantine.path, error)
+
+    def _wait_out(self, error: BatchRejectedError) -> bool:
+        """The backend has refused all that it was ever given: hold it back, as it cannot be the records."""
+        self._enter("refused", f"it takes no record at all: {error}")
+        at_the_end = self._draining.is_set()
+        pause = _LONGEST_PAUSE_AT_THE_END_SECONDS if at_the_end else _LONGEST_PAUSE_SECONDS
+        return not self._stopping.wait(pause)
+
+    # -- trying again --------------------------------------------------------------------------------
+
+    def _persist(self, call: Callable[[], None]) -> bool:
+        """Call until it succeeds; False if the worker was stopped before. Raises BatchRejectedError."""
+        retrying = Retrying(
+            retry=retry_if_exception(_may_pass),
+            wait=self._pause,
+            stop=stop_when_event_set(self._stopping),
+            sleep=self._sleep,
+            before_sleep=self._note_failure,
+            reraise=True,
+        )
+
+        def unless_stopped() -> bool:
+            if self._stopping.is_set():
+                return False
+            call()
+            return True
+
+        try:
+            done = retrying(unless_stopped)
+        except BatchRejectedError:
+            self._failures = 0
+            raise
+        except Exception:
+            if not self._stopping.is_set():
+                raise
+            return False
+        self._failures = 0
+        return done
+
+    def _pause(self, state: RetryCallState) -> float:
+        """How long until the next try: what the service asks for, else longer and longer."""
+        asked = getattr(_error_of(state), "retry_after_seconds", None)
+        if asked is not None:
+            return float(asked)
+        pause = wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS)(state)
+        return min(pause, _LONGEST_PAUSE_AT_THE_END_SECONDS) if self._draining.is_set() else pause
+
+    def _sleep(self, seconds: float) -> None:
+        """Until the next try is due, or somebody wakes the worker. A service that named the time is not
+        asked before.
+        """
+        event = self._stopping if self._asked_to_wait else self._awake
+        event.wait(seconds)
+        self._awake.clear()
+
+    def _note_failure(self, state: RetryCallState) -> None:
+        error = _error_of(state)
+        self._asked_to_wait = getattr(error, "retry_after_seconds", None) is not None
+        self._failures += 1
+        if self._opened and self._failures % _FAILURES_TO_REOPEN == 0:
+            self._close()
+        refused = isinstance(error, BackendRefusedError)
+        self._enter("refused" if refused else "down", describe(error))
+
+    # -- what others see -----------------------------------------------------------------------------
+
+    def _enter(self, state: WorkerState, error: str = "") -> None:
+        with self._cursor_lock:
+            self._state = state
+            if state in ("down", "refused"):
+                self._cursor.note_error(state, error)
+            elif state in ("ok", "done"):
+                self._cursor.state = "ok"
+        self._save()
+        self._tell()
+
+    def _save(self) -> None:
+        try:
+            with self._cursor_lock:
+                self._file.write(self._cursor)
+        except OSError as error:  # a full disk: what arrived since is sent again after a crash
+            _log.warning("%s cannot be written: %s", self._file.path, error)
+
+    def _tell(self) -> None:
+        try:
+            self._changed(self.status())
+        except Exception:  # whoever listens must not end the delivery
+            _log.exception("A listener of the delivery failed")
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, Exception) and not isinstance(error, BatchRejectedError)
+
+
+def _error_of(state: RetryCallState) -> BaseException | None:
+    return state.outcome.exception() if state.outcome is not None else None
+
+
+def describe(error: BaseException | None) -> str:
+    """An error in one line, for a table."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, BackendRefusedError | BackendUnavailableError):
+        text = f"{type(error).__name__}: {text}".rstrip(": ")
+    return text if len(text) <= 500 else f"{text[:500]}…"
