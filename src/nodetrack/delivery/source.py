@@ -24,7 +24,7 @@ from nodetrack.journal.segment import segment_number, segment_paths
 from nodetrack.records import JsonValue, Mark, Record, RunEdited
 
 #: All folders are looked through again so often; in between only the newest attempt is.
-_LOOK_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 60.0
 _LEAST_BLOCK_BYTES: Final = 64 * 1024
 _LABELS: Final = ("name", "tags", "notes", "group", "job_type")
 
@@ -91,20 +91,26 @@ class Source:
     # -- looking -------------------------------------------------------------------------------------
 
     def _look(self, *, all_attempts: bool) -> None:
+        """Notice new segments. Those of earlier attempts that have been sent to their end are not kept."""
         folders = self._attempt_folders()
+        newest = folders[-1:]
         if all_attempts:
             self._looked = time.monotonic()
-        else:
-            folders = folders[-1:]
-        found = {path: folder for folder in folders for path in _paths(folder)}
-        for path, folder in found.items():
-            if path not in self._segments:
-                progress = self._cursor.progress(folder.name, path.name)
-                self._segments[path] = _Segment(path, progress, self._info(folder))
-                self._unsorted = True
+        for folder in folders if all_attempts else newest:
+            for path in _paths(folder):
+                if path not in self._segments and (folder in newest or self._has_more(path)):
+                    progress = self._cursor.progress(folder.name, path.name)
+                    self._segments[path] = _Segment(path, progress)
+                    self._unsorted = True
         if self._unsorted:
             self._segments = dict(sorted(self._segments.items(), key=lambda item: _order(item[0])))
             self._unsorted = False
+
+    def _has_more(self, path: Path) -> bool:
+        entry = self._cursor.attempts.get(path.parent.name, {}).get(path.name)
+        with contextlib.suppress(OSError):
+            return entry is None or path.stat().st_size > entry.offset
+        return False
 
     def _attempt_folders(self) -> list[Path]:
         with contextlib.suppress(OSError):  # a file server that does not answer now: nothing new is seen
@@ -121,12 +127,11 @@ class Source:
 
     def _take(self, segment: _Segment, records: int, size: int) -> Taken | None:
         try:
-            taken = segment.take(records, size)
+            return segment.take(records, size, self._info(segment.path.parent))
         except (JournalError, OSError) as error:
             self.problems[segment.path] = str(error)
             segment.give_up()
             return None
-        return taken
 
 
 class _AttemptInfo:
@@ -167,10 +172,9 @@ class _AttemptInfo:
 class _Segment:
     """One segment that is being read."""
 
-    def __init__(self, path: Path, progress: SegmentProgress, attempt: _AttemptInfo) -> None:
+    def __init__(self, path: Path, progress: SegmentProgress) -> None:
         self.path = path
         self._progress = progress
-        self._attempt = attempt
         self._reader = SegmentReader(path)
         self._block: Iterator[Record] | None = None
         self._block_start = 0
@@ -193,30 +197,30 @@ class _Segment:
         """Read a torn end once more, although the file is as large as it was."""
         self._seen_size = self._reader.offset if self._skipped else self._progress.offset
 
-    def take(self, records: int, size: int) -> Taken | None:
+    def take(self, records: int, size: int, attempt: _AttemptInfo) -> Taken | None:
         """The next records; None if there is no whole one. Raises JournalError and OSError."""
         if not self._skipped:
             for who in self._reader.skip_to(self._progress.offset):
-                self._note(who)
+                self._note(who, attempt)
             self._skipped = True
         start, taken = self._reader.offset, list[Record]()
         while len(taken) < records and self._reader.offset - start < size:
             record = self._next_record(max(_LEAST_BLOCK_BYTES, size))
             if record is None:
                 break
-            self._note(record)
+            self._note(record, attempt)
             if not isinstance(record, Mark):
                 taken.append(record)
         if self._reader.offset == start:
             return None
         header = self._reader.header
         batch = Batch(
-            run=self._attempt.info,
+            run=attempt.info,
             records=taken,
             segment=segment_number(self.path.name),
             writer=segment_number(self.path.name) if header is None else header.writer,
         )
-        return Taken(batch, self._attempt.info.attempt, self.path.name, self._reader.offset, len(batch.rows))
+        return Taken(batch, attempt.info.attempt, self.path.name, self._reader.offset, len(batch.rows))
 
     def _next_record(self, block_bytes: int) -> Record | None:
         """The next whole record; None at the end of what is written."""
@@ -237,12 +241,12 @@ class _Segment:
             else:  # a record that is larger than the block, or a damaged stretch
                 self._block_bytes *= 2
 
-    def _note(self, record: Record) -> None:
+    def _note(self, record: Record, attempt: _AttemptInfo) -> None:
         header = self._reader.header
-        if header is not None and not self._attempt.labelled:
-            self._attempt.set_labels(header.labels)
+        if header is not None and not attempt.labelled:
+            attempt.set_labels(header.labels)
         if isinstance(record, RunEdited):
-            self._attempt.set_labels(record.fields)
+            attempt.set_labels(record.fields)
 
     def give_up(self) -> None:
         """It cannot be read as it is; try again when it has grown."""
