@@ -14,6 +14,7 @@ COMMANDS: Final = {
     "show": "nodetrack.cli.show:show",
     "tail": "nodetrack.cli.tail:tail",
     "export": "nodetrack.cli.export:export",
+    "sync": "nodetrack.cli.sync:sync",
     "journal": "nodetrack.cli.journal:app",
     "doctor": "nodetrack.cli.doctor:doctor",
     "hparams": "nodetrack.cli.hparams:app",

@@ -1,7 +1,7 @@
 """What a backend has of a run and what it lacks, from the journal and the cursors alone.
 
-The journal is counted, not believed: what lies behind a cursor is read record by record. Where a cursor
-says of a segment that is there more or less than the segment holds, `Account.unexplained` is not 0.
+What lies behind a cursor is read record by record. A recount reads all of the journal: where a cursor claims
+more or less than a segment holds, `Account.unexplained` is not 0.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     """One backend's account of a run, or of some of its attempts.
 
     `state` is `delivered` or `behind` where the backend is well, else what its cursor says: `starting`,
-    `down`, `refused`. Rows: `logged` is what the journal holds, and what it held of segments that were
-    removed since; it is `delivered` + `quarantined` + `lost` + those that are missing + `unexplained`.
+    `down`, `refused`. Rows: `logged` is what the journal holds, and what it held in segments that were
+    removed since; it is `delivered` + `quarantined` + `lost` + those that are missing + `unexplained`, and
+    the last can only differ from 0 where the journal was recounted.
     """
 
     backend: str
@@ -101,11 +102,24 @@ class Journalled(msgspec.Struct, frozen=True):
         )
 
 
-def accounts(run_folder: Path, attempts: Collection[str] | None = None) -> dict[str, Account]:
-    """The account of every backend that the run was ever sent to; the journal is read once, whole."""
+def accounts(
+    run_folder: Path, attempts: Collection[str] | None = None, *, recount: bool = False
+) -> dict[str, Account]:
+    """The account of every backend that the run was ever sent to, of all attempts or of those given by id.
+
+    Only what lies behind the cursors is read. `recount`: the whole journal is, once, and what a cursor claims
+    is held against it.
+    """
     cursors = read_cursors(run_folder)
+    if not recount:
+        return {backend: account_of(run_folder, cursor, attempts) for backend, cursor in cursors.items()}
     segments = read_journal(run_folder, attempts) if cursors else []
-    return {backend: account(cursor, segments, attempts) for backend, cursor in cursors.items()}
+    return {backend: recounted(cursor, segments, attempts) for backend, cursor in cursors.items()}
+
+
+def account_of(run_folder: Path, cursor: Cursor, attempts: Collection[str] | None = None) -> Account:
+    """What the cursor says, and what lies behind it."""
+    return _account(cursor, missing(run_folder, cursor, attempts), attempts)
 
 
 def read_journal(run_folder: Path, attempts: Collection[str] | None = None) -> list[Journalled]:
@@ -118,38 +132,19 @@ def read_journal(run_folder: Path, attempts: Collection[str] | None = None) -> l
     ]
 
 
-def account(
+def recounted(
     cursor: Cursor, segments: Collection[Journalled], attempts: Collection[str] | None = None
 ) -> Account:
-    """What `cursor` stands for, held against the segments."""
+    """What the cursor says, held against all that there is."""
+    entries = _entries(cursor, attempts)
     there = {(segment.attempt, segment.name) for segment in segments}
-    entries = {
-        (attempt, name): entry
-        for attempt, named in cursor.attempts.items()
-        if attempts is None or attempt in attempts
-        for name, entry in named.items()
-    }
-    gone = [entry for place, entry in entries.items() if place not in there]
+    removed = [entry for place, entry in entries.items() if place not in there]
     lacking = _by_attempt(
         segment.behind(entries.get((segment.attempt, segment.name), _NOTHING).offset) for segment in segments
     )
-    return Account(
-        backend=cursor.backend,
-        state=_state(cursor, lacking),
-        logged=sum(len(segment.rows) for segment in segments)
-        + sum(entry.rows + entry.quarantined + entry.lost for entry in gone),
-        delivered=sum(entry.rows for entry in entries.values()),
-        quarantined=sum(entry.quarantined for entry in entries.values()),
-        lost=sum(entry.lost for entry in entries.values()),
-        missing=lacking,
-        destination=cursor.destination,
-        url=cursor.url,
-        last_error=cursor.last_error,
-        last_error_ns=cursor.last_error_ns,
-        last_ack_ns=cursor.last_ack_ns,
-        left_out=cursor.left_out,
-        quarantined_records=cursor.quarantined_records,
-    )
+    logged = sum(len(segment.rows) for segment in segments)
+    logged += sum(entry.rows + entry.quarantined + entry.lost for entry in removed)
+    return _account(cursor, lacking, attempts, logged)
 
 
 def missing(
@@ -201,6 +196,46 @@ def _journalled(attempt: Path, path: Path, offset: int = 0) -> Journalled:
             elif not isinstance(record, Mark):
                 found.records.append(record.offset)
     return found
+
+
+def _account(
+    cursor: Cursor,
+    lacking: tuple[MissingRange, ...],
+    attempts: Collection[str] | None = None,
+    logged: int | None = None,
+) -> Account:
+    """`logged`: how many rows there are, if they were counted."""
+    entries = list(_entries(cursor, attempts).values())
+    delivered = sum(entry.rows for entry in entries)
+    quarantined = sum(entry.quarantined for entry in entries)
+    lost = sum(entry.lost for entry in entries)
+    if logged is None:
+        logged = delivered + quarantined + lost + sum(part.rows for part in lacking)
+    return Account(
+        backend=cursor.backend,
+        state=_state(cursor, lacking),
+        logged=logged,
+        delivered=delivered,
+        quarantined=quarantined,
+        lost=lost,
+        missing=lacking,
+        destination=cursor.destination,
+        url=cursor.url,
+        last_error=cursor.last_error,
+        last_error_ns=cursor.last_error_ns,
+        last_ack_ns=cursor.last_ack_ns,
+        left_out=cursor.left_out,
+        quarantined_records=cursor.quarantined_records,
+    )
+
+
+def _entries(cursor: Cursor, attempts: Collection[str] | None) -> dict[tuple[str, str], SegmentProgress]:
+    return {
+        (attempt, name): entry
+        for attempt, named in cursor.attempts.items()
+        if attempts is None or attempt in attempts
+        for name, entry in named.items()
+    }
 
 
 def _by_attempt(parts: Iterable[MissingRange]) -> tuple[MissingRange, ...]:
