@@ -1,0 +1,96 @@
+"""What the answers of a delivery process mean to the person who trains, in sentences."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
+
+from nodetrack.delivery.spec import Answer
+from nodetrack.errors import BackendRefusedError
+
+#: A backend that comes and goes is spoken of so often at most.
+_SILENCE_SECONDS: Final = 60.0
+
+
+class Remarks:
+    """Keeps the newest answers, and says what changes: that a backend is away, and that it is back."""
+
+    def __init__(self, backends: Collection[str], warn: Callable[[str], None]) -> None:
+        #: By backend, those that have answered.
+        self.answers: dict[str, Answer] = {}
+        self._backends = tuple(backends)
+        self._warn = warn
+        self._begun = False
+        #: What was last said of each backend, and when.
+        self._said: dict[str, tuple[str, float]] = {}
+
+    def take(self, answer: Answer) -> None:
+        """Note an answer."""
+        self.answers[answer.backend] = answer
+
+    @property
+    def unsettled(self) -> list[str]:
+        """The backends of which it is not known yet whether they let us in."""
+        return [name for name in self._backends if self._state(name) in ("", "waiting")]
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """The backends that do not let us in, and their words."""
+        return {name: self.answers[name].message for name in self._backends if self._state(name) == "refused"}
+
+    def begin(self) -> None:
+        """The hand-shake is over: say who is not there, and from now on what changes."""
+        self._begun = True
+        for name in self._backends:
+            if self._state(name) == "":
+                self._say(
+                    name,
+                    "",
+                    f"The backend {name} has not answered yet: rows wait in the journal for it.",
+                )
+        self.speak()
+
+    def speak(self) -> None:
+        """Say what has changed."""
+        if not self._begun:
+            return
+        for name, answer in self.answers.items():
+            state, since = self._said.get(name, ("ready", -math.inf))
+            just_back = state == "ready" and time.monotonic() - since < _SILENCE_SECONDS
+            if answer.state != state and not just_back:
+                self._say(name, answer.state, _sentence(name, answer))
+
+    def _say(self, name: str, state: str, sentence: str) -> None:
+        self._said[name] = state, time.monotonic()
+        self._warn(sentence)
+
+    def _state(self, name: str) -> str:
+        answer = self.answers.get(name)
+        return answer.state if answer is not None else ""
+
+
+def _sentence(name: str, answer: Answer) -> str:
+    if answer.state == "ready":
+        return f"The backend {name} can be had: the rows that waited for it are being sent."
+    if answer.state == "waiting":
+        return f"Another process is sending this run to {name} just now: this one goes on when it has ended."
+    if answer.state == "refused":
+        return f"The backend {name} refuses us ({answer.message}): rows wait in the journal for it."
+    return f"The backend {name} cannot be had ({answer.message}): rows wait in the journal until it is back."
+
+
+def refusal(refused: Mapping[str, str]) -> BackendRefusedError:
+    """What `init` raises, naming every backend that refuses us."""
+    names = [*refused]
+    words = "; ".join(f"{name}: {message.rstrip('.')}" for name, message in refused.items())
+    return BackendRefusedError(
+        f"{_listed(names)} {'refuses' if len(names) == 1 else 'refuse'} this run ({words}): "
+        f"correct that, or leave {_listed(names)} out of the backends.",
+        ", ".join(names),
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
