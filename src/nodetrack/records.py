@@ -57,6 +57,8 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     summary: dict[str, object] = {}
     #: Name, tags, notes, group and job type when the segment was begun.
     labels: dict[str, object] = {}
+    #: Whether the delivery process wrote it, beside the node: samples of the machine and nothing of the run.
+    companion: bool = False
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

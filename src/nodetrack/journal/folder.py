@@ -21,7 +21,7 @@ from nodetrack.aggregate import Aggregates, SummaryKind
 from nodetrack.errors import JournalError, RunNotFoundError
 from nodetrack.identity.id_file import file_name_part
 from nodetrack.journal.reader import SegmentReader
-from nodetrack.journal.recover import attempt_folders, attempt_number, read_header, recover
+from nodetrack.journal.recover import attempt_folders, attempt_number, is_companion, read_header, recover
 from nodetrack.journal.segment import segment_paths
 from nodetrack.journal.shape import are_facts
 from nodetrack.machine import HostIdentity, process_is_alive, this_host
@@ -148,7 +148,8 @@ class AttemptFolder:
     def last_seen_ns(self) -> int:
         """When the attempt last wrote anything or showed a sign of life, by the clock of the file system."""
         times = [self.started_ns]
-        for path in (*segment_paths(self.folder)[-2:], self.folder / "heartbeat"):
+        own = [path for path in segment_paths(self.folder)[-3:] if not is_companion(path)]
+        for path in (*own, self.folder / "heartbeat"):
             with contextlib.suppress(OSError):
                 times.append(path.stat().st_mtime_ns)
         return max(times)

@@ -101,6 +101,14 @@ def read_header(path: Path) -> SegmentHeader | None:
     return None
 
 
+def is_companion(path: Path) -> bool:
+    """Whether the delivery process wrote the segment: it says nothing of where the run stands or whether the
+    node lives.
+    """
+    header = read_header(path)
+    return header is not None and header.companion
+
+
 def writer_of(path: Path) -> int:
     """Who wrote a segment: the number of that writer's first one. Where the header cannot be read, nothing
     says whether others are of the same writer; then it is the number of the segment itself.
@@ -127,6 +135,7 @@ def _standings(attempt: Path) -> list[_Standing]:
         segments = [_Segment(path, read_header(path)) for path in reversed(segment_paths(attempt))]
     except OSError:
         return []
+    segments = [segment for segment in segments if segment.header is None or not segment.header.companion]
     last: dict[int, _Segment] = {}
     for segment in segments:
         last.setdefault(segment.writer, segment)

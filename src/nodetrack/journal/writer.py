@@ -44,6 +44,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _write = os.write
 _pack_head = FRAME_HEAD.pack
 _ROW = int(Kind.ROW)
+_SYSTEM = int(Kind.SYSTEM)
 
 
 class KeySet:
@@ -253,6 +254,16 @@ class JournalWriter:
         encoded = encode_payload(payload)
         if self._fits(len(encoded)) and not (self._ready() and self._append(frame(encoded))):
             self._keep(payload)
+
+    def write_system(self, key_set: KeySet, time_ns: int, values: list[StoredValue]) -> None:
+        """Record one sample of the machine. One that the disk refuses is lost: the next comes soon."""
+        while key_set.segment is not self._segment:
+            if not (self._ready() and self._define(key_set)):
+                self.lost += 1
+                return
+        payload = encode_payload((_SYSTEM, key_set.number, values, time_ns))
+        if self._fits(len(payload)) and not self._append(frame(payload), key_set.segment):
+            self.lost += 1
 
     def tend(self) -> bool:
         """Once a second: sync, notice a deleted folder, try the backlog again. True if a folder was made."""
