@@ -8,6 +8,7 @@ from typing import cast
 
 import msgspec
 
+from nodetrack.delivery.account import Account, accounts
 from nodetrack.journal.folder import AttemptFolder, AttemptState, RunDetail, RunFolder, Series
 from nodetrack.records import JsonValue, StoredValue
 from nodetrack.run_summary import differences
@@ -75,6 +76,8 @@ class RunReport(msgspec.Struct, frozen=True):
     events: list[EventReport]
     nonfinite: Mapping[str, int]
     damage: Mapping[str, JsonValue]
+    #: What each backend has that the run was ever sent to.
+    delivery: list[Account]
 
 
 def read_report(run: RunFolder, *, by_attempt: bool = False) -> RunReport:
@@ -99,6 +102,7 @@ def read_report(run: RunFolder, *, by_attempt: bool = False) -> RunReport:
         ],
         nonfinite=dict(sorted(detail.nonfinite.items())),
         damage=msgspec.to_builtins(detail.damage),
+        delivery=[*accounts(run.folder).values()],
     )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Final, NamedTuple, get_args
 
 import msgspec
 import typer
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -26,12 +27,25 @@ from nodetrack.cli.terminal import (
     state_text,
     table,
 )
+from nodetrack.delivery.account import missing_rows
 from nodetrack.errors import UsageError
-from nodetrack.journal.folder import RunOverview, State
+from nodetrack.journal.cursor import read_cursors
+from nodetrack.journal.folder import RunFolder, RunOverview, State
 from nodetrack.version import matches, version_key
 
 _STATES: Final[tuple[str, ...]] = get_args(State)
 _USUAL_ENVIRONMENT: Final = "prod"
+
+
+class ListedRun(RunOverview, frozen=True, kw_only=True):
+    """A run, and how many rows the backend that is furthest behind lacks; None if it was never sent."""
+
+    undelivered: int | None = None
+
+
+def _listed(run: RunFolder) -> ListedRun:
+    behind = [missing_rows(run.folder, cursor) for cursor in read_cursors(run.folder).values()]
+    return ListedRun(**msgspec.structs.asdict(run.overview()), undelivered=max(behind, default=None))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -42,8 +56,8 @@ class Column(NamedTuple):
     """How one column is titled (in the notation of `terminal.table`), filled and ordered."""
 
     title: str
-    cell: Callable[[RunOverview], str | Text]
-    order: Callable[[RunOverview], object]
+    cell: Callable[[ListedRun], str | Text]
+    order: Callable[[ListedRun], object]
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
@@ -53,7 +67,7 @@ def _natural(text: str) -> list[tuple[int, int, str]]:
 
 
 def _text(field: str, layout: str = "") -> Column:
-    def cell(run: RunOverview) -> str:
+    def cell(run: ListedRun) -> str:
         return printable(str(getattr(run, field) or ""))
 
     return Column(field.replace("_", " ") + layout, cell, lambda run: _natural(cell(run)))
@@ -64,10 +78,16 @@ def _count(field: str) -> Column:
 
 
 def _words(field: str) -> Column:
-    def cell(run: RunOverview) -> str:
+    def cell(run: ListedRun) -> str:
         return printable(" ".join(getattr(run, field)))
 
     return Column(f"{field}~", cell, cell)
+
+
+def _undelivered(run: ListedRun) -> str | Text:
+    if not run.undelivered:
+        return "" if run.undelivered is None else "0"
+    return Text(str(run.undelivered), style="yellow")
 
 
 _COLUMNS: Final[Mapping[str, Column]] = {
@@ -80,6 +100,7 @@ _COLUMNS: Final[Mapping[str, Column]] = {
     "attempts": _count("attempts"),
     "step": _count("step"),
     "last_seen": Column("last seen>", lambda run: ago(run.last_seen_ns), lambda run: -run.last_seen_ns),
+    "undelivered": Column("undelivered>", _undelivered, lambda run: run.undelivered or 0),
     "tags": _words("tags"),
     "project": _text("project"),
     "environment": _text("environment"),
@@ -101,11 +122,12 @@ _DISPENSABLE: Final = (
     "project",
     "step",
     "version",
+    "undelivered",
     "last_seen",
 )
 #: What a long name is left at least: in less, it takes more lines than a list should.
 _LEAST_NAME: Final = 24
-_USUAL_COLUMNS: Final = tuple(_COLUMNS)[:10]
+_USUAL_COLUMNS: Final = tuple(_COLUMNS)[:11]
 
 
 def _column_name(text: str) -> str:
@@ -127,6 +149,7 @@ def runs(
         list[str] | None,
         typer.Option(metavar="STATE", help=f"Only runs in this state: {', '.join(_STATES)}. Repeatable."),
     ] = None,
+    live: Annotated[bool, typer.Option("--live", help="Only live nodes: short for --state running.")] = False,
     role: Annotated[str | None, typer.Option(metavar="ROLE", help="Only nodes of this role.")] = None,
     tag: Annotated[
         list[str] | None, typer.Option(metavar="TAG", help="Only runs with this tag. Repeated: with all.")
@@ -157,9 +180,9 @@ def runs(
     """List the runs: who they are, how they stand, which version they are on, when they were last seen."""
     chosen = [_column_name(text) for text in columns.split(",")] if columns else None
     order = _order(sort)
-    wanted = _filter(state or (), role, tag or (), group, version, name)
+    wanted = _filter([*(state or ()), *(["running"] if live else [])], role, tag or (), group, version, name)
     tracking = open_folder(folder)
-    all_runs = [run.overview() for run in tracking.runs(project)]
+    all_runs = [_listed(run) for run in tracking.runs(project)]
     if not all_runs:
         note(tracking.nothing_there(project))
     shown, left_out = _of_environment(filter(wanted, all_runs), None if all_environments else environment)
@@ -170,12 +193,12 @@ def runs(
         _print(shown, left_out, chosen, all_environments)
 
 
-def _order(sort: str) -> Callable[[list[RunOverview]], list[RunOverview]]:
+def _order(sort: str) -> Callable[[list[ListedRun]], list[ListedRun]]:
     """Sorts by a column; runs that are equal there stand by name, project and id."""
     column = _COLUMNS[_column_name(sort.removeprefix("-"))]
     turned = sort.startswith("-")
 
-    def ordered(runs: list[RunOverview]) -> list[RunOverview]:
+    def ordered(runs: list[ListedRun]) -> list[ListedRun]:
         by_name = sorted(runs, key=lambda run: (_natural(run.name), run.project, run.run))
         return sorted(by_name, key=lambda run: (column.order(run),), reverse=turned)
 
@@ -189,7 +212,7 @@ def _filter(
     group: str | None,
     version: str | None,
     name: str | None,
-) -> Callable[[RunOverview], bool]:
+) -> Callable[[ListedRun], bool]:
     """Whether a run is wanted. Raises UsageError or SettingsError for a filter that means nothing."""
     for state in states:
         if state not in _STATES:
@@ -197,7 +220,7 @@ def _filter(
     matches("0", version or "")  # a filter that cannot be read is told even where there are no runs
     pattern = compiled(name)
 
-    def wanted(run: RunOverview) -> bool:
+    def wanted(run: ListedRun) -> bool:
         return (
             (not states or run.state in states)
             and role in (None, run.role)
@@ -211,8 +234,8 @@ def _filter(
 
 
 def _of_environment(
-    runs: Iterable[RunOverview], environment: str | None
-) -> tuple[list[RunOverview], Counter[str]]:
+    runs: Iterable[ListedRun], environment: str | None
+) -> tuple[list[ListedRun], Counter[str]]:
     """The runs of one environment (None: of all), and how many of each other are left out."""
     shown, left_out = [], Counter[str]()
     for run in runs:
@@ -223,7 +246,7 @@ def _of_environment(
     return shown, left_out
 
 
-def _as_json(shown: Sequence[RunOverview], left_out: Counter[str]) -> dict[str, object]:
+def _as_json(shown: Sequence[ListedRun], left_out: Counter[str]) -> dict[str, object]:
     return {
         "runs": [msgspec.to_builtins(run) for run in shown],
         "left_out_environments": dict(sorted(left_out.items())),
@@ -231,7 +254,7 @@ def _as_json(shown: Sequence[RunOverview], left_out: Counter[str]) -> dict[str, 
 
 
 def _print(
-    shown: Sequence[RunOverview], left_out: Counter[str], chosen: list[str] | None, all_environments: bool
+    shown: Sequence[ListedRun], left_out: Counter[str], chosen: list[str] | None, all_environments: bool
 ) -> None:
     screen = console()
     if shown:
@@ -246,16 +269,17 @@ def _print(
         screen.print(Text(_left_out_line(left_out), style="dim"))
 
 
-def _usual_columns(shown: Sequence[RunOverview], all_environments: bool) -> list[str]:
+def _usual_columns(shown: Sequence[ListedRun], all_environments: bool) -> list[str]:
     several_projects = len({run.project for run in shown}) > 1
+    all_delivered = not any(run.undelivered for run in shown)
     return [
         *(["project"] if several_projects else []),
-        *_USUAL_COLUMNS,
+        *(name for name in _USUAL_COLUMNS if not (all_delivered and name == "undelivered")),
         *(["environment"] if all_environments else []),
     ]
 
 
-def _fitting(shown: Sequence[RunOverview], columns: list[str], room: int) -> tuple[list[str], list[str]]:
+def _fitting(shown: Sequence[ListedRun], columns: list[str], room: int) -> tuple[list[str], list[str]]:
     """The columns that a terminal has room for, and those that it goes without although they say something.
 
     Better a column less than an id that is cut. A column that is empty in every row goes first.
@@ -270,13 +294,14 @@ def _fitting(shown: Sequence[RunOverview], columns: list[str], room: int) -> tup
     return kept, dropped
 
 
-def _table(shown: Sequence[RunOverview], chosen: Sequence[str]) -> Table:
+def _table(shown: Sequence[ListedRun], chosen: Sequence[str]) -> Table:
     columns = [_COLUMNS[name] for name in chosen]
     listed = table(*(column.title for column in columns))
     for run in shown:
         listed.add_row(*(column.cell(run) for column in columns))
     for name, column in zip(chosen, listed.columns, strict=True):
-        column.min_width = _LEAST_NAME if name == "name" else column.min_width
+        if name == "name":
+            column.min_width = min(_LEAST_NAME, max(map(cell_len, map(str, column.cells)), default=0))
     return listed
 
 

@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from nodetrack.cli.delivery_page import in_one_line
 from nodetrack.cli.run_report import AttemptReport, EventReport, LastValues, RunReport
 from nodetrack.cli.strict_json import json_line
 from nodetrack.cli.terminal import (
@@ -120,6 +121,7 @@ def _labelled_facts(report: RunReport) -> Iterator[tuple[str, str]]:
     yield "started", f"{moment(report.attempts[0].started_ns)} ({ago(report.attempts[0].started_ns)})"
     yield "ran", f"{duration(report.duration_seconds)} in {counted(len(report.attempts), 'attempt')}"
     yield "logged", f"{counted(report.rows, 'row')}, next step {run['step']}"
+    yield "delivery", in_one_line(report.delivery)
     yield "group", str(run["group"] or "")
     yield "job type", str(run["job_type"] or "")
     yield "tags", " ".join(_texts(run["tags"]))

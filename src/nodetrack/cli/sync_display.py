@@ -17,6 +17,7 @@ from rich.text import Text
 from nodetrack.cli.command import note
 from nodetrack.cli.sync_sending import Sending
 from nodetrack.cli.terminal import counted, printable
+from nodetrack.redact import redact_text
 
 _LONGEST_NAME: Final = 28
 
@@ -72,13 +73,15 @@ class LiveDisplay(PlainDisplay):
             )
         self._show_waiting(waiting)
 
+    def tell(self, message: str) -> None:
+        """As all remarks, above the bars."""
+        self._progress.console.print(Text(f"nodetrack: {redact_text(message)}"))
+
     def _task_of(self, sending: Sending) -> TaskID:
         if id(sending) not in self._tasks:
             name = printable(f"{sending.job.name} → {sending.job.backend}")
             shown = name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
-            self._tasks[id(sending)] = self._progress.add_task(
-                shown, total=None, rows=0, state="", began=sending.started_at
-            )
+            self._tasks[id(sending)] = self._progress.add_task(shown, total=None, rows=0, state="")
         return self._tasks[id(sending)]
 
     def _show_waiting(self, waiting: int) -> None:
@@ -87,7 +90,7 @@ class LiveDisplay(PlainDisplay):
             self._waiting = None
         if waiting:
             self._waiting = self._progress.add_task(
-                f"and {counted(waiting, 'more')}"[:_LONGEST_NAME], total=None, rows=0, state="", began=0.0
+                f"and {counted(waiting, 'more')}"[:_LONGEST_NAME], total=None, rows=0, state=""
             )
 
     def __enter__(self) -> Self:

@@ -50,7 +50,6 @@ class Sending:
         self.status: Status | None = None
         #: Who has the backend, while this job waits for it.
         self.held_by: int | None = None
-        self.started_at = time.monotonic()
         self.rows_before: int | None = None
         self._follow = follow
         self._parts: list[tuple[str, ...] | None] = [job.attempts]

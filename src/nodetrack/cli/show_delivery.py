@@ -1,0 +1,80 @@
+"""`nodetrack show --delivery`: the proof of delivery. The whole journal is counted for it."""
+
+from __future__ import annotations
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nodetrack.cli.delivery_page import Line, delivery_json, print_delivery, sync_command
+from nodetrack.cli.strict_json import json_text
+from nodetrack.cli.terminal import ago, console, counted, printable, state_text
+from nodetrack.delivery.account import Account, accounts, missing
+from nodetrack.journal.folder import RunFolder, RunOverview
+
+
+def show_delivery(run: RunFolder, *, as_json: bool) -> None:
+    """Print what each backend has that the run was ever sent to, and the command that sends the rest."""
+    overview = run.overview()
+    found = [*accounts(run.folder, recount=True).values()]
+    if as_json:
+        typer.echo(json_text(_as_json(overview, found, sync_command(run))))
+        return
+    screen = console()
+    screen.print(_headline(overview))
+    screen.print()
+    if found:
+        print_delivery(screen, [Line(run, overview.name, account) for account in found])
+        screen.print()
+        screen.print(_places(found))
+    else:
+        rows = sum(part.rows for part in missing(run.folder, None))
+        screen.print(Text(f"{counted(rows, 'row')} logged, and none sent anywhere but to the journal."))
+    _print_what_to_do(screen, run, overview, found)
+
+
+def _as_json(overview: RunOverview, found: list[Account], command: str) -> dict[str, object]:
+    return {
+        "project": overview.project,
+        "run": overview.run,
+        "name": overview.name,
+        "state": overview.state,
+        "backends": delivery_json(found),
+        "complete": all(account.is_complete for account in found),
+        "sync_command": command,
+    }
+
+
+def _headline(overview: RunOverview) -> Text:
+    line = Text(printable(overview.name), style="bold").append("  ")
+    line.append_text(state_text(overview.state, overview.reason))
+    node = f"{overview.role} {overview.uid} of project {overview.project} ({overview.environment})"
+    return line.append(f"\nrun {overview.run}, {printable(node)}", style="dim")
+
+
+def _places(found: list[Account]) -> Table:
+    """Where each backend puts the run, and when it last took something."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for account in found:
+        places = dict.fromkeys(place for place in (account.destination, account.url) if place)
+        for label, place in zip((account.backend, ""), places, strict=False):
+            grid.add_row(label, printable(place))
+        taken = f"last delivery {ago(account.last_ack_ns)}" if account.last_ack_ns else "no delivery yet"
+        grid.add_row("" if places else account.backend, taken)
+    return grid
+
+
+def _print_what_to_do(screen: Console, run: RunFolder, overview: RunOverview, found: list[Account]) -> None:
+    if found and all(account.is_complete for account in found):
+        return
+    screen.print()
+    if found and overview.state == "running":
+        screen.print(
+            Text("The node is running and goes on sending. To send the rest by hand once it has ended:")
+        )
+    else:
+        screen.print(Text("To send the rest:" if found else "To send them, with the name of a backend:"))
+    screen.print(f"  {sync_command(run, '' if found else 'NAME')}", soft_wrap=True)
