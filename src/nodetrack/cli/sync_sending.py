@@ -199,8 +199,8 @@ def _hindrance(sending: Sending, *, follow: bool) -> str:
 
 def _holder(sending: Sending) -> str:
     """Who sends the run: its own node, or a `nodetrack sync`."""
-    attempts = sending.job.run.attempts
-    is_running = bool(attempts) and attempts[-1].state(None).state == "running"
+    last = sending.job.run.attempts[-1]
+    is_running = last.state(last.finish_record()).state == "running"
     process = "" if sending.held_by is None else f" (process {sending.held_by})"
     return f"{'the running node' if is_running else 'another process'}{process}"
 
