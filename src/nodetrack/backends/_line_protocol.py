@@ -287,7 +287,8 @@ def _quantile(counts: Sequence[float], edges: Sequence[float], rank: float) -> f
 def _head(measurement: str, tags: Mapping[str, str]) -> str:
     """Measurement and tags: sorted, else the server sorts them, and without empty ones, which it refuses."""
     name = escape_key(measurement)
-    name = f"_{name}" if name.startswith("#") else name  # else the line would be a comment
+    if name.startswith("#"):  # the line would be a comment
+        name = rf"\x23{name[1:]}"
     pairs = [f"{escape_key(key)}={escape_key(value)}" for key, value in sorted(tags.items()) if key and value]
     return ",".join([name, *pairs])
 

@@ -50,7 +50,9 @@ class InfluxdbConfig(BackendConfig):
 
     kind: Literal["influxdb"] = "influxdb"
     url: str = Field(
-        default_factory=lambda: variable("URL") or DEFAULT_URL, description="the server's address"
+        default_factory=lambda: variable("URL") or DEFAULT_URL,
+        validate_default=True,
+        description="the server's address",
     )
     org: str = Field(default_factory=lambda: variable("ORG"), description="organisation; name or id")
     bucket: str = Field(
@@ -74,6 +76,12 @@ class InfluxdbConfig(BackendConfig):
     def destination(self) -> str:
         """See BackendConfig."""
         return f"{self.url} org={self.org} bucket={self.bucket}"
+
+    def public(self) -> dict[str, JsonValue]:
+        """See BackendConfig. The place as well where it came from the environment: another process may lack
+        that.
+        """
+        return {**super().public(), "url": self.url, "org": self.org, "bucket": self.bucket}
 
 
 class InfluxdbBackend(Backend[InfluxdbConfig]):
