@@ -31,7 +31,7 @@ _STREAMS: Final = ("stdout", "stderr")
 #: What waits in the queue while whoever takes it to the journal is held up.
 _MOST_HELD_CHARACTERS: Final = 2_000_000
 _MOST_HELD_LINES: Final = 5_000
-#: Pieces of a line are looked at together.
+#: Pieces of a line are looked at together; so are lines that come in a flood, of which most are left out.
 _PIECES: Final = 100
 _PATIENCE_SECONDS: Final = 0.5
 
@@ -178,7 +178,7 @@ class _Console:
             text = text[: max(0, room)]
         self._held += len(text)
         self._queue.append((time.time_ns(), name, text))
-        if "\n" in text or "\r" in text or len(self._queue) >= _PIECES:
+        if len(self._queue) >= _PIECES or ("\n" in text and not self._streams[name].is_flooded):
             self._work()
 
     def _fail(self, error: Exception) -> None:

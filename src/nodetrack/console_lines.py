@@ -67,6 +67,11 @@ class ConsoleStream:
         self._bar_since_ns = 0
         self._begin_line()
 
+    @property
+    def is_flooded(self) -> bool:
+        """Whether most lines are left out just now."""
+        return self._valve.is_closed
+
     def add(self, time_ns: int, text: str) -> Iterator[Line]:
         """The lines that `text` ends."""
         *ended, rest = text.split("\n")
@@ -184,7 +189,7 @@ class _Valve:
     def __init__(self) -> None:
         self.left_out = 0
         self._newest: deque[_Seen] = deque(maxlen=LAST_LINES)
-        self._is_closed = False
+        self.is_closed = False
         self._room = float(BURST)
         self._at_ns = 0
 
@@ -196,13 +201,13 @@ class _Valve:
         grown = max(0, seen.time_ns - self._at_ns) / _NS * LINES_A_SECOND
         self._room, self._at_ns = min(float(BURST), self._room + grown), seen.time_ns
         needed = 1 + len(seen.text) // _CHARACTERS_OF_ONE
-        if self._room < (LINES_A_SECOND if self._is_closed else needed):
-            self._is_closed = True
+        if self._room < (LINES_A_SECOND if self.is_closed else needed):
+            self.is_closed = True
             self.left_out += 1
             self._newest.append(seen)
             return
         yield from self._notice(seen.time_ns, self.left_out)
-        self._is_closed, self.left_out = False, 0
+        self.is_closed, self.left_out = False, 0
         self._newest.clear()
         self._room -= needed
         yield seen
