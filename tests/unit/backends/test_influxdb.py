@@ -340,7 +340,7 @@ def test_a_refused_batch_keeps_its_times_while_it_is_taken_apart(
 
 def test_few_attempts_are_remembered(backend: InfluxdbBackend) -> None:
     """What is kept with every cursor must not grow with every restart."""
-    for number in range(100):
+    for number in range(1000):
         run = msgspec.structs.replace(RUN, attempt=f"{number:04}-aa")
         backend.write(batch(row({"a": 1.0}), run=run))
     assert len(json.dumps(backend.memory)) < 5_000
