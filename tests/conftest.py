@@ -15,6 +15,8 @@ pytest_plugins = ["tests.servers.plugin"]
 #: Variables that change what nodetrack or wandb do, or what rank a process believes to have.
 _PREFIXES = ("NODETRACK_", "WANDB_", "SLURM_", "OMPI_")
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+#: A test that has no backends starts no process, and its own output is not journalled.
+_QUIET = {"NODETRACK_SYSTEM_SECONDS": "0", "NODETRACK_CONSOLE": "false"}
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +26,7 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     for name in variables:
         if name.startswith(_PREFIXES) or name in _NAMES:
             del os.environ[name]
+    os.environ.update(_QUIET)
     os.chdir(tmp_path_factory.mktemp("cwd"))
     yield
     os.chdir(folder)

@@ -15,12 +15,29 @@ class Skipped(msgspec.Struct, frozen=True):
 
 
 class BackendHealth(msgspec.Struct, frozen=True):
-    """One backend: how far it has come, and what went wrong last."""
+    """One backend: how far it has come, and what went wrong last. Counts are rows of this attempt that this
+    process logged; `nodetrack show RUN --delivery` counts the whole run.
+    """
 
-    state: Literal["ok", "down"]
+    #: starting: has not answered yet. down: cannot be had just now. refused: does not let us in.
+    state: Literal["starting", "ok", "down", "refused"]
     logged: int
+    #: Rows that it has, that it refused for good, and that were removed from a full disk before it had them.
     delivered: int
     last_error: str = ""
+    quarantined: int = 0
+    lost: int = 0
+    #: The first and the last step of the rows that it lacks, as far as steps only go up.
+    missing: tuple[int, int] | None = None
+    #: By reason: values that it has no way to show.
+    left_out: dict[str, int] = {}
+    #: Where the run can be looked at.
+    url: str | None = None
+
+    @property
+    def pending(self) -> int:
+        """How many rows are still to be sent."""
+        return max(0, self.logged - self.delivered - self.quarantined - self.lost)
 
 
 class Health(msgspec.Struct, frozen=True):

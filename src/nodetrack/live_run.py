@@ -250,8 +250,9 @@ class Run:
 
     def health(self) -> Health:
         """Whether anything is lost, late or odd: counts of rows, of odd values and steps, by backend."""
+        cursors = self._state.cursors()
         with self._state.journal.lock:
-            return self._state.health()
+            return self._state.health(cursors)
 
     def state_dict(self) -> dict[str, object]:
         """What a checkpoint keeps, so that a node that comes back from it goes on with this run at this
@@ -368,7 +369,9 @@ class Run:
     @property
     def url(self) -> str | None:
         """Where the run can be looked at in a browser; None where no backend has such a place."""
-        return None
+        delivery = self._state.delivery
+        answers = delivery.answers.values() if delivery is not None else ()
+        return next((answer.url for answer in [*answers] if answer.url is not None), None)
 
     @property
     def step(self) -> int:

@@ -8,7 +8,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -16,8 +16,10 @@ import msgspec
 
 from nodetrack.aggregate import Aggregates
 from nodetrack.backends.base import Backend, Batch, RunInfo
+from nodetrack.delivery.process import DeliveryProcess
 from nodetrack.errors import RunFinishedError
 from nodetrack.health import BackendHealth, Health, Skipped
+from nodetrack.journal.cursor import Cursor, SegmentProgress, read_cursors
 from nodetrack.journal.segment import SCHEMA_VERSION
 from nodetrack.journal.writer import BEFORE_ALL_STEPS, JournalWriter, KeySet
 from nodetrack.process_end import describe_error
@@ -65,7 +67,7 @@ class RunState:
         self.identity = identity
         self.journal: JournalWriter
         self.counter = counter
-        self.base_step = step
+        self.base_step = self.first_step = step
         self.logged = 0
         self.out_of_order = 0
         self.nonfinite: dict[str, int] = {}
@@ -79,6 +81,9 @@ class RunState:
         self.backends: dict[str, Backend[Any]] = {}
         self.backend_counts: dict[str, list[int]] = {}
         self.backend_errors: dict[str, str] = {}
+        #: The backends that a process of their own delivers to, and that process.
+        self.delivered: tuple[str, ...] = ()
+        self.delivery: DeliveryProcess | None = None
         #: Whether each row has to be shown to somebody besides the journal.
         self.watched = False
         self.finished = False
@@ -319,9 +324,15 @@ class RunState:
             self._told.add(about)
             self.warn(message)
 
-    def health(self) -> Health:
+    def cursors(self) -> dict[str, Cursor]:
+        """How far delivery has come, from the disk: not to be asked for under the journal's lock."""
+        return read_cursors(self.identity.folder) if self.delivered else {}
+
+    def health(self, cursors: Mapping[str, Cursor]) -> Health:
         """See `Run.health`."""
         journal = self.journal
+        backends = {kind: self._backend_health(kind) for kind in self.backends}
+        backends |= {kind: self._delivery_health(cursors.get(kind)) for kind in self.delivered}
         return Health(
             state=self._state(),
             logged=self.logged,
@@ -332,7 +343,7 @@ class RunState:
             nonfinite=dict(self.nonfinite),
             first_nonfinite=dict(self.first_nonfinite),
             skipped=dict(self.skipped),
-            backends={kind: self._backend_health(kind) for kind in self.backends},
+            backends=backends,
             last_error=journal.last_error,
             warnings=list(self.warnings),
         )
@@ -349,6 +360,38 @@ class RunState:
         return BackendHealth(
             "ok" if logged == delivered else "down", logged, delivered, self.backend_errors.get(kind, "")
         )
+
+    def _delivery_health(self, cursor: Cursor | None) -> BackendHealth:
+        if cursor is None:
+            return BackendHealth("starting", self.logged, 0, missing=self._missing(None, self.logged))
+        entries = [
+            entry for entry in cursor.segments(self.identity.attempt) if entry.writer == self.journal.writer
+        ]
+        rows, quarantined, lost = (
+            sum(getattr(entry, count) for entry in entries) for count in ("rows", "quarantined", "lost")
+        )
+        return BackendHealth(
+            cursor.state,
+            self.logged,
+            rows,
+            cursor.last_error,
+            quarantined,
+            lost,
+            self._missing(_highest_step(entries), self.logged - rows - quarantined - lost),
+            dict(cursor.left_out),
+            cursor.url,
+        )
+
+    def _missing(self, delivered: int | None, pending: int) -> tuple[int, int] | None:
+        """The range of steps behind `delivered`; None if nothing is pending."""
+        if pending <= 0:
+            return None
+        last = self.step - 1
+        return min(last, self.first_step if delivered is None else delivered + 1), last
+
+
+def _highest_step(entries: Iterable[SegmentProgress]) -> int | None:
+    return max((entry.step for entry in entries if entry.step is not None), default=None)
 
 
 _states: weakref.WeakSet[RunState] = weakref.WeakSet()

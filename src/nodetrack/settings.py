@@ -86,7 +86,7 @@ class Settings(BaseModel):
         5.0, gt=0, description="seconds that init waits for the backends' first answers"
     )
     finish_timeout: float = Field(
-        30.0, gt=0, description="seconds that finish may take, and that delivery goes on after the trainer's end"
+        30.0, gt=0, description="seconds that finish may take, and that delivery goes on after a kill"
     )
     heartbeat_seconds: float = Field(15.0, gt=0, description="seconds between two signs of life")
     stale_after_seconds: float = Field(
@@ -97,15 +97,15 @@ class Settings(BaseModel):
     )
     backlog_records: int = Field(10_000, ge=0, description="records kept in memory while the disk refuses")
     keep_bytes: int | None = Field(
-        None, gt=0, description="journal size of a run above which delivered segments are removed; None keeps all"
+        None, gt=0, description="bytes of a run's journal above which delivered segments are removed"
     )
     max_bytes: int | None = Field(
-        None, gt=0, description="journal size of a run above which undelivered segments are removed too, counted"
+        None, gt=0, description="bytes of a run's journal above which undelivered ones are removed too"
     )
     system_seconds: float = Field(
-        15.0, ge=0, description="seconds between two samples of CPU, memory, disk, network and GPU; 0 takes none"
+        15.0, ge=0, description="seconds between two samples of the machine and its GPUs; 0 takes none"
     )
-    console: bool = Field(True, description="keep the lines of standard output and error in the run's journal")
+    console: bool = Field(True, description="keep the lines of standard output and error in the journal")
     quiet: bool = Field(False, description="say nothing at the start of a run but warnings")
     redact: StringList = Field((), description="further key patterns whose values are masked in the config")
 

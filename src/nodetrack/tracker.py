@@ -115,9 +115,14 @@ def init(
     On ranks other than 0 the run has the whole surface and records nothing, unless `ranks="all"`. A second
     call for a node whose run is open in this process returns that run.
 
-    Raises SettingsError, UnknownBackendError, IdentityInUseError (another live process is this node),
-    RunNotFoundError, RunExistsError and UsageError; never for the disk or the network.
+    Backends are waited for until `init_timeout` after the call; one that is not there then is sent its rows
+    later.
+
+    Raises SettingsError, UnknownBackendError, MissingExtraError, IdentityInUseError (another live process is
+    this node), RunNotFoundError, RunExistsError and UsageError, and BackendRefusedError if a service answers
+    that it does not let us in; never for the disk or the network.
     """
+    called_at = time.monotonic()
     arguments = {
         "project": project,
         "name": name,
@@ -146,7 +151,9 @@ def init(
         chosen = chosen.model_copy(update={"mode": "disabled"})
     values = _config_values(config)
     with _starting:
-        run = _already_open(chosen) or _start(chosen, rank, values, verifier, origins["version"])
+        run = _already_open(chosen) or _start(
+            chosen, rank, values, verifier, origins["version"], called_at + chosen.init_timeout
+        )
         set_active(run)
     return run
 
@@ -157,12 +164,9 @@ def _start(
     config: Mapping[str, object],
     verifier: Verifier | None,
     version_origin: str,
+    deadline: float,
 ) -> Run:
-    backends = {
-        kind: build_backend(parsed)
-        for kind, parsed in parse_backends(settings.backends).items()
-        if settings.mode == "online" and backend_class(kind).in_process
-    }
+    backends, delivered = _backends(settings)
     folder = _folder(settings)
     version = find_version(settings.version, settings.package, None)
     if settings.version is not None:
@@ -180,17 +184,30 @@ def _start(
             facts={} if disabled else _facts(settings, rank, taken),
             lock=taken.lock,
             backends=backends,
+            delivered=delivered,
             retry=taken.retry,
             rebase=lambda run_id: _rebase(settings, folder, version, run_id),
         )
         opened.append(attempt)
         attempt.state.warnings.extend(taken.warnings)
-        attempt.start()
+        attempt.start(deadline)
         run = Run(attempt)
         if not disabled:
             _announce(run, settings, version)
             _open_runs[os.getpid(), _id_path(settings, folder)] = run
     return run
+
+
+def _backends(settings: Settings) -> tuple[dict[str, Backend[Any]], list[str | dict[str, object]]]:
+    """Those that this process calls itself, and those that it has delivered to, as given."""
+    parsed = parse_backends(settings.backends)
+    if settings.mode != "online":
+        return {}, []
+    given = dict(zip(parsed, settings.backends, strict=True))  # a kind is named once
+    own = [kind for kind in parsed if backend_class(kind).in_process]
+    return {kind: build_backend(parsed[kind]) for kind in own}, [
+        options for kind, options in given.items() if kind not in own
+    ]
 
 
 @contextlib.contextmanager

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from nodetrack.errors import SettingsError
-from nodetrack.settings import resolve
+from nodetrack.settings import PREFIX, resolve
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even what keeps other tests quiet."""
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
 
 
 def test_without_anything_every_value_is_the_default(tmp_path: Path) -> None:

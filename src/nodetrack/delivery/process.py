@@ -28,7 +28,7 @@ SOME_LEFT: Final = 4
 LOG_FILE: Final = "delivery.log"
 #: The pauses before it is started again, in seconds. One that has lived for an hour has them all again.
 RESTART_PAUSES: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
-_RESTARTS_AT_THE_END: Final = 2
+_RESTARTS_AT_THE_END: Final = 4
 _GOOD_LIFE_SECONDS: Final = 3600.0
 #: What an ended drain may take to leave, beyond its time.
 _LEAVING_SECONDS: Final = 0.3
@@ -70,6 +70,7 @@ class DeliveryProcess:
             self._give_up(f"{sys.executable or 'This program'} is no Python that could be started")
             return False
         with self._lock:
+            self._close_pipes()
             try:
                 process = self._popen([python, "-P", str(_MAIN)])
             except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -159,7 +160,6 @@ class DeliveryProcess:
         elif time.monotonic() >= self._restart_at:
             self._restart_at = None
             self._restarts += 1
-            self._close_pipes()
             self.start()
 
     def _note_death(self, how: str) -> None:
@@ -205,6 +205,14 @@ class DeliveryProcess:
         if not self._is_ours or self._ended:
             return True
         self._ended = True
+        try:
+            return self._end_within(drain_seconds, patience) == ALL_SENT
+        finally:  # a Ctrl-C too
+            self._close_pipes()
+            if self._process is not None and self._process.returncode is None:
+                _left.append(self._process)  # so that Python does not complain; its end is its own affair
+
+    def _end_within(self, drain_seconds: float, patience: float) -> int | None:
         began = time.monotonic()
         code = self._end_one(drain_seconds, patience)
         for _ in range(_RESTARTS_AT_THE_END):  # it died, now or before: another sends the rest
@@ -212,7 +220,7 @@ class DeliveryProcess:
             if code in (ALL_SENT, SOME_LEFT, None) or spent >= patience or not self.start():
                 break
             code = self._end_one(max(0.0, drain_seconds - spent), patience - spent)
-        return code == ALL_SENT
+        return code
 
     def _end_one(self, drain_seconds: float, patience: float) -> int | None:
         """End the process that there is; its exit code, None if it goes on without us."""
@@ -231,9 +239,6 @@ class DeliveryProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
         self._listen()
-        _close(process.stdout)
-        if process.returncode is None:
-            _left.append(process)  # so that it is not complained of; its end is nobody's business here
         return code
 
     def kill(self) -> None:

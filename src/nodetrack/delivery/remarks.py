@@ -22,7 +22,6 @@ class Remarks:
         self.answers: dict[str, Answer] = {}
         self._backends = tuple(backends)
         self._warn = warn
-        self._begun = False
         #: What was last said of each backend, and when.
         self._said: dict[str, tuple[str, float]] = {}
 
@@ -41,8 +40,7 @@ class Remarks:
         return {name: self.answers[name].message for name in self._backends if self._state(name) == "refused"}
 
     def begin(self) -> None:
-        """The hand-shake is over: say who is not there, and from now on what changes."""
-        self._begun = True
+        """The hand-shake is over: say who is not there."""
         for name in self._backends:
             if self._state(name) == "":
                 self._say(
@@ -54,8 +52,6 @@ class Remarks:
 
     def speak(self) -> None:
         """Say what has changed."""
-        if not self._begun:
-            return
         for name, answer in self.answers.items():
             state, since = self._said.get(name, ("ready", -math.inf))
             just_back = state == "ready" and time.monotonic() - since < _SILENCE_SECONDS

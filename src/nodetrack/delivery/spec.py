@@ -134,7 +134,9 @@ def revealed(value: object) -> JsonValue:
         return {str(name): revealed(item) for name, item in value.items()}
     if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes):
         return [revealed(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return str(value).encode("utf-8", "backslashreplace").decode()  # bytes of a path may be no text
 
 
 def name_of(given: object) -> str:

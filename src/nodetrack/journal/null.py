@@ -37,7 +37,7 @@ class NullJournal(JournalWriter):
     def write(self, payload: Payload) -> None:
         """See JournalWriter."""
 
-    def tend(self) -> bool:
+    def tend(self, *, sync: bool = True) -> bool:  # noqa: ARG002 - as above
         """See JournalWriter."""
         return False
 

@@ -161,6 +161,11 @@ class JournalWriter:
         return len(self._backlog)
 
     @property
+    def writer(self) -> int:
+        """Who this process is among the writers of the attempt; 0 before its first segment."""
+        return self._writer
+
+    @property
     def unmarked_bytes(self) -> int:
         """How much this segment has grown since `mark`, or since it was begun."""
         return self._segment.size - self._segment.marked_size
@@ -265,8 +270,11 @@ class JournalWriter:
         if self._fits(len(payload)) and not self._append(frame(payload), key_set.segment):
             self.lost += 1
 
-    def tend(self) -> bool:
-        """Once a second: sync, notice a deleted folder, try the backlog again. True if a folder was made."""
+    def tend(self, *, sync: bool = True) -> bool:
+        """Once a second: sync, notice a deleted folder, try the backlog again. True if a folder was made.
+
+        Without `sync` only what has been retired is synced: the delivery process does the rest.
+        """
         with self.lock:
             if self._closed:
                 return False
@@ -276,7 +284,7 @@ class JournalWriter:
                 self._retry()
             segment, size = self._segment, self._segment.size
         self._sync_retired()
-        if size != segment.synced_size:
+        if sync and size != segment.synced_size:
             self._sync(segment, size)
         return remade
 
