@@ -24,31 +24,85 @@ from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 
+from nodetrack.backends.base import RunInfo
 from nodetrack.naming import join, latest, with_context
-from nodetrack.records import JsonValue, Row, StoredValue, SystemRow
+from nodetrack.records import (
+    AttemptFinished,
+    AttemptStarted,
+    ConfigSet,
+    JsonValue,
+    Record,
+    Row,
+    RunEdited,
+    StoredValue,
+    SummarySet,
+    SystemRow,
+)
+from nodetrack.records import Event as OurEvent
 
 #: What TensorBoard keeps of a number has 32 bits.
 _LARGEST: Final = float(np.finfo(np.float32).max)
 #: Config and other texts about the attempt stand before all rows, so that no going back purges them.
-BEFORE_ROWS: Final = -1
+_BEFORE_ROWS: Final = -1
 _MOST_TEMPLATES: Final = 256
 #: From so many records of one length on, checking them together is faster.
 _FEW: Final = 64
 _STATUS: Final = {"finished": api_pb2.STATUS_SUCCESS, "crashed": api_pb2.STATUS_FAILURE}
 
 
-class Events:
-    """Encodes rows of one version. `leave_out` is told what TensorBoard cannot hold."""
+class Encoder:
+    """Makes events of the records of one attempt. `leave_out` is told what TensorBoard cannot hold."""
 
-    def __init__(self, version: str, leave_out: Callable[[str], None]) -> None:
-        self._version = version
+    def __init__(self, run: RunInfo, leave_out: Callable[[str], None]) -> None:
+        self.run = run
         self._leave_out = leave_out
         self._templates: dict[tuple[object, ...], tuple[Event, list[tuple[Any, Any]]]] = {}
 
-    def row(self, row: Row) -> bytes | None:
-        """The event of a row; None if nothing of it can be shown."""
-        if any(isinstance(value, Mapping) or not _fits(value) for value in row.values):
-            return self._mixed(row)
+    def encode(self, record: Record, last_step: int | None) -> Sequence[bytes]:
+        """The events of a record; `last_step` is that of the row before it in the file, None if none is.
+
+        Console lines and most events have no place in TensorBoard: it gets none of them.
+        """
+        if isinstance(record, Row):
+            return self._row(record, last_step)
+        if isinstance(record, SystemRow):
+            return [self._system(record)]
+        return self._about(record, last_step)
+
+    def _about(self, record: Record, last_step: int | None) -> Sequence[bytes]:
+        match record:
+            case ConfigSet(time_ns=time_ns):
+                return [_text(time_ns, "run/config", record.config), self._hyper_parameters(record)]
+            case AttemptStarted(time_ns=time_ns):
+                return [_text(time_ns, "run/attempt", record.attempt)]
+            case RunEdited(time_ns=time_ns):
+                return [_text(time_ns, "run/labels", record.fields)]
+            case SummarySet(time_ns=time_ns):
+                return [_text(time_ns, "run/summary", record.summary)]
+            case OurEvent(name="alert", time_ns=time_ns):
+                return [_text(time_ns, "run/alert", record.data, last_step or 0)]
+            case OurEvent(name="rewind", time_ns=time_ns, data={"step": int(step)}):
+                return [_purge(time_ns, step + 1)]
+            case AttemptFinished(time_ns=time_ns):
+                how: JsonValue = {
+                    "state": record.state,
+                    "exit_code": record.exit_code,
+                    "reason": record.reason,
+                }
+                return [_text(time_ns, "run/end", how), _end(record)]
+        return []
+
+    def _row(self, row: Row, last_step: int | None) -> Sequence[bytes]:
+        event = self._numbers(row) if _all_fit(row.values) else self._mixed(row)
+        if event is None:
+            return []
+        if (
+            last_step is None and self.run.attempt_number > 1
+        ):  # where folders are merged, it goes on from here
+            return [_purge(row.time_ns, row.step), event]
+        return [event]
+
+    def _numbers(self, row: Row) -> bytes:
         event, pairs = self._template(row)
         event.wall_time = row.time_ns / 1e9
         event.step = row.step
@@ -57,9 +111,26 @@ class Events:
             under_latest.simple_value = value
         return cast("bytes", event.SerializeToString())
 
+    def _system(self, row: SystemRow) -> bytes:
+        """A sample of the machine, whose step are the seconds since the attempt began."""
+        seconds = max(row.time_ns - self.run.started_ns, 0) // 1_000_000_000
+        event = Event(wall_time=row.time_ns / 1e9, step=seconds)
+        for name, value in zip(row.names, row.values, strict=True):
+            if not isinstance(value, Mapping):
+                event.summary.value.add(tag=name, simple_value=value)
+        return _bytes(event)
+
+    def _hyper_parameters(self, record: ConfigSet) -> bytes:
+        """The config as the HParams tab has it: flat, and numbers, booleans or text."""
+        run, seconds = self.run, record.time_ns / 1e9
+        config = {"version": run.version, "role": run.role, "uid": run.uid, **record.config}
+        session = f"{run.run}/{run.attempt}"
+        summary = hparams_pb(dict(_flat(config, "")), trial_id=session, start_time_secs=seconds)
+        return _bytes(Event(wall_time=seconds, step=_BEFORE_ROWS, summary=summary))
+
     def _template(self, row: Row) -> tuple[Event, list[tuple[Any, Any]]]:
         """An event with the row's names, whose values are to be set: names are most of an event."""
-        key = (row.names, *sorted(row.context.items()))
+        key = (row.names, tuple(sorted(row.context.items())) if row.context else ())
         if key not in self._templates:
             if len(self._templates) >= _MOST_TEMPLATES:
                 self._templates.clear()
@@ -84,7 +155,7 @@ class Events:
 
     def _tags(self, name: str, context: Mapping[str, str]) -> tuple[str, str]:
         metric = with_context(name, context)
-        return join(self._version, metric), latest(metric)
+        return join(self.run.version, metric), latest(metric)
 
     def _value(self, stored: StoredValue) -> Summary.Value | None:
         if not isinstance(stored, Mapping):
@@ -96,9 +167,9 @@ class Events:
         if kind == "histogram":
             return self._histogram(stored)
         if kind == "text":
-            return _text(str(stored["text"]))
+            return _text_value(str(stored["text"]))
         if kind == "table":
-            return _text(_markdown_table(stored))
+            return _text_value(_markdown_table(stored))
         if kind == "image":
             return self._image(stored)
         self._leave_out(str(kind))
@@ -130,52 +201,37 @@ class Events:
         )
 
 
-def file_version(time_ns: int) -> bytes:
-    """What every event file begins with."""
+def file_version() -> bytes:
+    """What every event file begins with. It has no time: it is the same whenever the file is written."""
     source = SourceMetadata(writer="nodetrack.backends.tensorboard")
-    return _bytes(Event(wall_time=time_ns / 1e9, file_version="brain.Event:2", source_metadata=source))
+    return _bytes(Event(file_version="brain.Event:2", source_metadata=source))
 
 
-def purge(time_ns: int, step: int) -> bytes:
+def _purge(time_ns: int, step: int) -> bytes:
     """From here on readers forget what the same folder holds of `step` and beyond."""
     log = SessionLog(status=SessionLog.START)
     return _bytes(Event(wall_time=time_ns / 1e9, step=step, session_log=log))
 
 
-def text(time_ns: int, tag: str, value: JsonValue, step: int = BEFORE_ROWS) -> bytes:
+def _text(time_ns: int, tag: str, value: JsonValue, step: int = _BEFORE_ROWS) -> bytes:
     """A value of ours in the Text tab, as indented JSON."""
     lines = json.dumps(value, indent=2, ensure_ascii=False, default=str).splitlines()
     summary = text_pb(tag, "".join(f"    {line}\n" for line in lines))
     return _bytes(Event(wall_time=time_ns / 1e9, step=step, summary=summary))
 
 
-def hyper_parameters(time_ns: int, session: str, config: Mapping[str, JsonValue]) -> bytes:
-    """The config as the HParams tab has it: flat, and numbers, booleans or text."""
-    summary = hparams_pb(dict(_flat(config, "")), trial_id=session, start_time_secs=time_ns / 1e9)
-    return _bytes(Event(wall_time=time_ns / 1e9, step=BEFORE_ROWS, summary=summary))
-
-
-def end(time_ns: int, state: str) -> bytes:
+def _end(record: AttemptFinished) -> bytes:
     """How the session of the HParams tab ended."""
     info = plugin_data_pb2.SessionEndInfo(
-        status=_STATUS.get(state, api_pb2.STATUS_UNKNOWN), end_time_secs=time_ns / 1e9
+        status=_STATUS.get(record.state, api_pb2.STATUS_UNKNOWN), end_time_secs=record.time_ns / 1e9
     )
     metadata = hparams_metadata.create_summary_metadata(
         plugin_data_pb2.HParamsPluginData(session_end_info=info)
     )
-    event = Event(wall_time=time_ns / 1e9, step=BEFORE_ROWS)
+    event = Event(wall_time=record.time_ns / 1e9, step=_BEFORE_ROWS)
     event.summary.value.add(
         tag=hparams_metadata.SESSION_END_INFO_TAG, metadata=metadata, tensor=hparams_metadata.NULL_TENSOR
     )
-    return _bytes(event)
-
-
-def system(row: SystemRow, started_ns: int) -> bytes:
-    """A sample of the machine, whose step are the seconds since the attempt began."""
-    event = Event(wall_time=row.time_ns / 1e9, step=max(row.time_ns - started_ns, 0) // 1_000_000_000)
-    for name, value in zip(row.names, row.values, strict=True):
-        if not isinstance(value, Mapping):
-            event.summary.value.add(tag=name, simple_value=value)
     return _bytes(event)
 
 
@@ -228,6 +284,14 @@ def _together(records: Sequence[bytes]) -> list[bytes]:
     return [packed[start : start + 4] for start in range(0, len(packed), 4)]
 
 
+def _all_fit(values: Sequence[StoredValue]) -> bool:
+    """Whether all are numbers that fit: asked of every row, so without a call for each value."""
+    for value in values:  # noqa: SIM110 - `all` with a generator takes three times as long
+        if isinstance(value, Mapping) or not -_LARGEST <= value <= _LARGEST:
+            return False
+    return True
+
+
 def _fits(value: float) -> bool:
     """Whether 32 bits hold it, rounded or as NaN or infinity."""
     return -_LARGEST <= value <= _LARGEST or not math.isfinite(value)
@@ -237,7 +301,7 @@ def _bytes(event: Event) -> bytes:
     return cast("bytes", event.SerializeToString())
 
 
-def _text(content: str) -> Summary.Value:
+def _text_value(content: str) -> Summary.Value:
     return text_pb("", content).value[0]
 
 

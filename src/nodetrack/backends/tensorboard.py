@@ -23,21 +23,10 @@ from pydantic import AfterValidator, Field
 from nodetrack.backends.base import Backend, BackendConfig, Batch, RunInfo, Sdk
 from nodetrack.errors import BackendRefusedError
 from nodetrack.identity.id_file import file_name_part
-from nodetrack.records import (
-    AttemptFinished,
-    AttemptStarted,
-    ConfigSet,
-    Event,
-    JsonValue,
-    Record,
-    Row,
-    RunEdited,
-    SummarySet,
-    SystemRow,
-)
+from nodetrack.records import JsonValue, Row, SystemRow
 
 if TYPE_CHECKING:
-    from nodetrack.backends import _tensorboard_events
+    from nodetrack.backends._tensorboard_events import Encoder
 
 #: TensorBoard reads files whose name holds "tfevents". It is the same at every start: we go on with the file.
 _FILE_NAME: Final = "events.out.tfevents.nodetrack"
@@ -69,12 +58,13 @@ class TensorboardBackend(Backend[TensorboardConfig]):
     def __init__(self, config: TensorboardConfig) -> None:
         super().__init__(config)
         self._folder = config.log_dir
-        self._encoders: dict[str, _tensorboard_events.Events] = {}
+        self._encoder: Encoder | None = None
+        #: Files that were not as they had been left, until the first write of the new ones has succeeded.
+        self._begun_anew: set[Path] = set()
 
     def open(self, run: RunInfo) -> None:
         """See Backend. A folder that cannot be made or written is the user's mistake."""
-        from nodetrack.backends import _tensorboard_events  # noqa: F401 - the delivery process pays for it here
-
+        self._encoder_of(run)  # imports TensorBoard
         self._folder = _run_folder(self.config.log_dir, run)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -91,70 +81,44 @@ class TensorboardBackend(Backend[TensorboardConfig]):
 
     def write(self, batch: Batch) -> None:
         """See Backend."""
+        encode = self._encoder_of(batch.run).encode
         shares: dict[str, _Share] = {}
+        attempt = file_name_part(batch.run.attempt)
+        own = attempt if batch.writer == 1 else f"{attempt}/writer-{batch.writer}"
         for record in batch.records:
-            key = _key(batch, record)
-            if key not in shares:
-                shares[key] = _Share(batch.run, self.memory.get(key))
-            self._encode(shares[key], record)
+            key = f"{attempt}/system" if isinstance(record, SystemRow) else own
+            share = shares.get(key)
+            if share is None:
+                share = shares[key] = _Share(self.memory.get(key))
+            share.events += encode(record, share.step)
+            if isinstance(record, Row):
+                share.step = record.step
+        folder = _run_folder(self.config.log_dir, batch.run)
         resent = batch.segment == batch.writer  # from the beginning of what the process wrote
-        written = {key: self._append(key, share, resent) for key, share in shares.items() if share.events}
+        written = {
+            key: self._append(folder / key / _FILE_NAME, share, resent)
+            for key, share in shares.items()
+            if share.events
+        }
         self.memory = {**self.memory, **written}
 
-    def _encode(self, share: _Share, record: Record) -> None:
-        """Add what is shown of a record. The rest (console, most events) TensorBoard has no place for."""
-        from nodetrack.backends import _tensorboard_events as events
+    def _encoder_of(self, run: RunInfo) -> Encoder:
+        from nodetrack.backends._tensorboard_events import Encoder
 
-        time_ns, run, add = getattr(record, "time_ns", 0), share.run, share.events.append
-        match record:
-            case Row():
-                self._encode_row(share, record)
-            case SystemRow():
-                add(events.system(record, run.started_ns))
-            case ConfigSet():
-                add(events.text(time_ns, "run/config", record.config))
-                node = {"version": run.version, "role": run.role, "uid": run.uid}
-                session = f"{run.run}/{run.attempt}"
-                add(events.hyper_parameters(time_ns, session, {**node, **record.config}))
-            case AttemptStarted():
-                add(events.text(time_ns, "run/attempt", record.attempt))
-            case RunEdited():
-                add(events.text(time_ns, "run/labels", record.fields))
-            case SummarySet():
-                add(events.text(time_ns, "run/summary", record.summary))
-            case Event(name="alert"):
-                add(events.text(time_ns, "run/alert", record.data, share.step or 0))
-            case Event(name="rewind", data={"step": int(step)}):
-                add(events.purge(time_ns, step + 1))
-            case AttemptFinished():
-                add(events.text(time_ns, "run/end", {"state": record.state, "reason": record.reason}))
-                add(events.end(time_ns, record.state))
+        if self._encoder is None or self._encoder.run != run:
+            self._encoder = Encoder(run, self.leave_out)
+        return self._encoder
 
-    def _encode_row(self, share: _Share, row: Row) -> None:
-        from nodetrack.backends import _tensorboard_events as events
-
-        version = share.run.version
-        if version not in self._encoders:
-            self._encoders[version] = events.Events(version, self.leave_out)
-        encoded = self._encoders[version].row(row)
-        if encoded is not None:
-            if share.step is None and share.run.attempt_number > 1:
-                share.events.append(events.purge(row.time_ns, row.step))
-            share.events.append(encoded)
-            share.step = row.step
-
-    def _append(self, key: str, share: _Share, resent: bool) -> list[JsonValue]:
+    def _append(self, path: Path, share: _Share, resent: bool) -> list[JsonValue]:
         """Write a file's share of a batch behind what the file is known to hold. What to remember of it."""
-        from nodetrack.backends import _tensorboard_events as events
+        from nodetrack.backends._tensorboard_events import file_version, framed
 
-        path = _run_folder(self.config.log_dir, share.run) / key / _FILE_NAME
         there = path.stat().st_size if path.exists() else 0
-        size = share.size
-        if there < size or (size == 0 and there and not resent):
+        size = 0 if path in self._begun_anew else share.size
+        if there < size or (there and not share.size and not resent):
             self._begin_anew(path, there, size)
             there = size = 0
-        begin = [] if size else [events.file_version(share.run.started_ns)]
-        content = events.framed([*begin, *share.events])
+        content = framed(share.events if size else [file_version(), *share.events])
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("r+b" if there else "wb") as file:
             file.truncate(size)
@@ -162,14 +126,16 @@ class TensorboardBackend(Backend[TensorboardConfig]):
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        self._begun_anew.discard(path)
         return [size + len(content), share.step]
 
     def _begin_anew(self, path: Path, there: int, size: int) -> None:
-        """The file is not as it was left, or is there though nothing is known of it: it is not touched."""
+        """The file is not as it was left, or nothing is known of it though it is there: it is kept."""
+        aside = path.parent / f"earlier-{time.time_ns()}"
         if there:
-            aside = path.parent / f"earlier-{time.time_ns()}"
             aside.mkdir()
             path.replace(aside / _FILE_NAME)
+        self._begun_anew.add(path)
         _log.warning(
             "TensorBoard's file %s holds %d bytes, not the %d that were written: it is begun anew, and goes "
             "on from here%s.",
@@ -188,19 +154,10 @@ class TensorboardBackend(Backend[TensorboardConfig]):
 class _Share:
     """What one file gets of a batch, and where the file stands."""
 
-    def __init__(self, run: RunInfo, remembered: JsonValue) -> None:
-        self.run = run
+    def __init__(self, remembered: JsonValue) -> None:
         #: The length of the file, and the step of the last row in it, as they were after the last batch.
         self.size, self.step = cast("tuple[int, int | None]", remembered or (0, None))
         self.events: list[bytes] = []
-
-
-def _key(batch: Batch, record: Record) -> str:
-    """The folder of the record's file under that of the run."""
-    attempt = file_name_part(batch.run.attempt)
-    if isinstance(record, SystemRow):
-        return f"{attempt}/system"
-    return attempt if batch.writer == 1 else f"{attempt}/writer-{batch.writer}"
 
 
 def _run_folder(log_dir: Path, run: RunInfo) -> Path:
