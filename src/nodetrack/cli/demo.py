@@ -16,9 +16,11 @@ import msgspec
 import typer
 from rich.console import Console
 
+from nodetrack.backends.factory import parse_backends
 from nodetrack.cli.command import FOUND_WRONG, INTERRUPTED, ends_well, note
 from nodetrack.cli.demo_page import print_report
 from nodetrack.cli.strict_json import json_text
+from nodetrack.cli.sync_jobs import Written, written_backends
 from nodetrack.cli.terminal import console as standard_console
 from nodetrack.demo.defaults import DemoHparams
 from nodetrack.demo.display import Display, LiveDisplay, PlainDisplay
@@ -28,6 +30,7 @@ from nodetrack.demo.report import DemoReport, make_report
 from nodetrack.errors import DemoNodeError, MissingExtraError
 from nodetrack.hparams.load import load_hparams
 from nodetrack.hparams.namespace import Namespace
+from nodetrack.settings import resolve
 
 Miners = Annotated[int, typer.Option("--miners", "--nodes", min=1, max=16, help="How many miners train.")]
 Windows = Annotated[
@@ -43,6 +46,14 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a hyper-parameter; may be repeated."),
 ]
+Backends = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B,…",
+        help="Where the rows go besides the journals: names of backends, JSON with options, or `none`. "
+        "Default: NODETRACK_BACKENDS or the setting, else tensorboard, into the folder.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the closing report as JSON.")]
 
 
@@ -55,6 +66,7 @@ def demo(
     local: Local = False,
     hparams_dir: HparamsDir = Path(),
     overrides: Set = None,
+    backends: Backends = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a small language model with miners and a validator, each its own process, and track them.
@@ -64,7 +76,9 @@ def demo(
     """
     console = _standard_error() if as_json else standard_console()
     try:
-        report = _run(miners, _hparams(hparams_dir, local, windows, seed, overrides), folder, console)
+        hparams = _hparams(hparams_dir, local, windows, seed, overrides)
+        place = DemoFolder(folder)
+        report = _run(miners, hparams, place, console, _backends(backends, place))
     except KeyboardInterrupt:
         note(f"stopped. All nodes have ended; what they logged is in {folder}.")
         raise typer.Exit(INTERRUPTED) from None
@@ -91,15 +105,31 @@ def _hparams(
     return load_hparams(folder, local, [*(overrides or ()), *given], defaults=DemoHparams)
 
 
-def _run(miners: int, hparams: Namespace, path: Path, console: Console) -> DemoReport:
+def _backends(given: str | None, folder: DemoFolder) -> list[Written]:
+    """Where the nodes deliver to. Raises UsageError, or what is wrong with a backend's name or options."""
+    written: Sequence[Written] | None = written_backends(given)
+    if written is None:
+        written = resolve().settings.backends or (["tensorboard"] if _is_installed("tensorboard") else [])
+    here = {"kind": "tensorboard", "log_dir": str(folder.tensorboard.absolute())}
+    entries = [here if entry == "tensorboard" else entry for entry in written]
+    parse_backends(entries)
+    return entries
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _run(
+    miners: int, hparams: Namespace, folder: DemoFolder, console: Console, backends: Sequence[Written]
+) -> DemoReport:
     _require_torch()
-    folder = DemoFolder(path)
     display: Display = LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
     started_at = time.monotonic()
-    demo = Demo(hparams, miners, folder, display)
+    demo = Demo(hparams, miners, folder, display, backends)
     cleared = folder.prepare()
     display.tell(_headline(demo, miners))
-    display.tell(f"Everything goes to {path}{_note_on(cleared)}.")
+    display.tell(f"Everything goes to {folder.path}{_note_on(cleared)}.{_note_on_backends(backends)}")
     with display:
         demo.run()
     return make_report(demo, time.monotonic() - started_at)
@@ -107,7 +137,7 @@ def _run(miners: int, hparams: Namespace, path: Path, console: Console) -> DemoR
 
 def _require_torch() -> None:
     """Raises MissingExtraError without importing torch: only the nodes need it."""
-    if importlib.util.find_spec("torch") is None:
+    if not _is_installed("torch"):
         raise MissingExtraError("torch", "demo", "nodetrack demo")
 
 
@@ -121,3 +151,10 @@ def _headline(demo: Demo, miners: int) -> str:
 
 def _note_on(cleared: bool) -> str:
     return " (an earlier demo in it was cleared away)" if cleared else ""
+
+
+def _note_on_backends(backends: Sequence[Written]) -> str:
+    if not backends:
+        return " The nodes keep journals only; --backends says where else their rows go."
+    kinds = [entry if isinstance(entry, str) else str(entry["kind"]) for entry in backends]
+    return f" Each node also delivers to {' and '.join(kinds)}."

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 import nodetrack.demo
+from nodetrack.cli.delivery_page import delivery_table
 from nodetrack.cli.own_command import from_here, own_command
 from nodetrack.cli.terminal import number, state_text, table
 from nodetrack.demo.display import tell
-from nodetrack.demo.report import DemoReport, KillLine
+from nodetrack.demo.report import DeliveryLine, DemoReport, KillLine
 from nodetrack.demo.versions import VERSIONS
 
 
@@ -41,6 +42,10 @@ def _parts(report: DemoReport) -> Iterator[tuple[str, str | Table]]:
     conclusion = _conclusion(report)
     if conclusion:
         yield "The two versions", conclusion
+    if report.delivery:
+        yield "Delivery", delivery_table([(line.node, line.account) for line in report.delivery])
+    if not _is_delivered(report):
+        yield "Not delivered", _missing_text(report)
 
 
 def _runs_table(report: DemoReport) -> Table:
@@ -115,17 +120,46 @@ def _conclusion(report: DemoReport) -> str:
     )
 
 
+def _is_delivered(report: DemoReport) -> bool:
+    return all(line.account.is_complete for line in report.delivery)
+
+
+def _missing_text(report: DemoReport) -> str:
+    """Who lacks whose rows and why, one sentence a backend."""
+    lacking: dict[str, list[DeliveryLine]] = {}
+    for line in report.delivery:
+        if not line.account.is_complete:
+            lacking.setdefault(line.account.backend, []).append(line)
+    sentences = [_missing_sentence(backend, lines) for backend, lines in lacking.items()]
+    return " ".join([*sentences, "The journals have all of it, and `nodetrack sync` sends the rest."])
+
+
+def _missing_sentence(backend: str, lines: Sequence[DeliveryLine]) -> str:
+    nodes = ", ".join(line.node for line in lines)
+    error = next((line.account.last_error for line in lines if line.account.last_error), "it was too slow")
+    return f"{backend} lacks rows of {nodes}: {error.rstrip('.')}."
+
+
 # -- where to look next --------------------------------------------------------------------------------
 
 
 def _where_it_lies(report: DemoReport) -> Iterator[str]:
     yield f"Done in {report.seconds:.0f} s. Everything is in {report.folder}."
     yield f"Journals: {report.journals} (a hidden folder, which `ls -a {report.folder}` shows)."
+    for backend, destination in _destinations(report).items():
+        yield f"Delivered to {backend}: {destination}"
     yield "Try next:"
+
+
+def _destinations(report: DemoReport) -> dict[str, str]:
+    accounts = [line.account for line in report.delivery]
+    return {account.backend: account.destination for account in accounts if account.destination}
 
 
 def _next_commands(report: DemoReport) -> Iterator[str]:
     """Commands that can be copied into the shell as they stand; the killed node has the most to show."""
     node = report.kills[0].node if report.kills else "miner-0"
-    for command in ("runs", f"show {node}", "tail validator-0"):
+    rest = [] if _is_delivered(report) else ["sync"]
+    proof = [f"show {node} --delivery"] if report.delivery else []
+    for command in (*rest, "runs", f"show {node}", *proof, "tail validator-0"):
         yield f"{own_command()} {command} --dir {shlex.quote(report.journals)}"

@@ -33,6 +33,11 @@ class DemoFolder:
         return self.path / "exchange"
 
     @property
+    def tensorboard(self) -> Path:
+        """What TensorBoard takes as --logdir, unless the demo is told to deliver elsewhere."""
+        return self.path / "tensorboard"
+
+    @property
     def hparams(self) -> Path:
         """The hyper-parameters that all nodes run with, resolved."""
         return self.path / "hparams.json"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from nodetrack.demo.folder import DemoFolder
 from nodetrack.errors import DemoNodeError
 
+Written = str | Mapping[str, object]
+"""A backend as a user writes it: its name, or a mapping with a `kind` and options."""
 STOP_SECONDS = 15.0
 """How long a node may take to end by itself once its life line is cut."""
 _OF_ONE_RUN = ("NODETRACK_ID", "NODETRACK_RESUME", "NODETRACK_NAME", "NODETRACK_MODE")
@@ -20,7 +23,9 @@ _OF_ONE_RUN = ("NODETRACK_ID", "NODETRACK_RESUME", "NODETRACK_NAME", "NODETRACK_
 class NodeProcess:
     """One node of the demo, over all its starts."""
 
-    def __init__(self, role: str, uid: int, miners: int, folder: DemoFolder) -> None:
+    def __init__(
+        self, role: str, uid: int, miners: int, folder: DemoFolder, backends: Sequence[Written] = ()
+    ) -> None:
         self.role = role
         self.uid = str(uid)
         self.name = f"{role}-{uid}"
@@ -29,6 +34,7 @@ class NodeProcess:
         self.was_killed = False
         self._miners = miners
         self._folder = folder
+        self._backends = backends
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, version: str, stop_before_window: int) -> None:
@@ -44,7 +50,7 @@ class NodeProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=_environment(os.environ),
+                env=_environment(os.environ, self._backends),
             )
 
     @property
@@ -112,7 +118,7 @@ def stop_all(nodes: Iterable[NodeProcess]) -> None:
         node.wait_or_end()
 
 
-def _environment(of_the_demo: Mapping[str, str]) -> dict[str, str]:
-    """The demo's environment without what is meant for one single run, and with one thread a node."""
+def _environment(of_the_demo: Mapping[str, str], backends: Sequence[Written]) -> dict[str, str]:
+    """The demo's environment without what is meant for one run alone, with backends and one thread a node."""
     kept = {name: value for name, value in of_the_demo.items() if name not in _OF_ONE_RUN}
-    return {**kept, "OMP_NUM_THREADS": "1"}
+    return {**kept, "NODETRACK_BACKENDS": json.dumps(list(backends)), "OMP_NUM_THREADS": "1"}

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nodetrack.demo.display import Display, NodeView
 from nodetrack.demo.folder import DemoFolder
-from nodetrack.demo.nodes import NodeProcess, stop_all
+from nodetrack.demo.nodes import NodeProcess, Written, stop_all
 from nodetrack.demo.shape import ModelShape
 from nodetrack.demo.versions import VERSIONS
 from nodetrack.demo.watch import JournalWatch
@@ -58,7 +59,14 @@ class Course:
 class Demo:
     """One run of the demo."""
 
-    def __init__(self, hparams: Namespace, miners: int, folder: DemoFolder, display: Display) -> None:
+    def __init__(
+        self,
+        hparams: Namespace,
+        miners: int,
+        folder: DemoFolder,
+        display: Display,
+        backends: Sequence[Written] = (),
+    ) -> None:
         self.hparams = hparams
         self.miners = miners
         self.folder = folder
@@ -66,8 +74,8 @@ class Demo:
         self.course = Course(hparams.windows)
         self.shape = ModelShape.from_hparams(hparams)
         self.nodes = [
-            *(NodeProcess("miner", uid, miners, folder) for uid in range(miners)),
-            NodeProcess("validator", 0, miners, folder),
+            *(NodeProcess("miner", uid, miners, folder, backends) for uid in range(miners)),
+            NodeProcess("validator", 0, miners, folder, backends),
         ]
         self.watches = {
             node.name: JournalWatch(folder.journals, hparams.project, node.name) for node in self.nodes

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from nodetrack.delivery.account import Account, accounts
 from nodetrack.demo.folder import DemoFolder
 from nodetrack.demo.orchestrate import Demo, Killed
 from nodetrack.demo.versions import VERSIONS
@@ -68,6 +69,13 @@ class KillLine(msgspec.Struct, frozen=True):
     resumed_at_step: int | None
 
 
+class DeliveryLine(msgspec.Struct, frozen=True):
+    """What one backend has of one node's run, by a recount of the journal."""
+
+    node: str
+    account: Account
+
+
 class DemoReport(msgspec.Struct, frozen=True):
     """The whole outcome."""
 
@@ -77,6 +85,7 @@ class DemoReport(msgspec.Struct, frozen=True):
     runs: tuple[RunLine, ...]
     metrics: tuple[MetricLine, ...]
     kills: tuple[KillLine, ...]
+    delivery: tuple[DeliveryLine, ...] = ()
 
 
 def make_report(demo: Demo, seconds: float) -> DemoReport:
@@ -91,6 +100,11 @@ def make_report(demo: Demo, seconds: float) -> DemoReport:
         runs=tuple(_run_line(detail) for detail in details),
         metrics=tuple(line for detail in details for line in _metric_lines(detail)),
         kills=tuple(kill_line(kill, demo.folder, found) for kill in demo.killed),
+        delivery=tuple(
+            DeliveryLine(node.name, account)
+            for node, run in zip(demo.nodes, found, strict=True)
+            for account in accounts(run.folder, recount=True).values()
+        ),
     )
 
 

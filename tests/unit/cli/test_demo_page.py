@@ -13,7 +13,8 @@ from rich.console import Console
 from nodetrack.cli.demo_page import print_report
 from nodetrack.cli.own_command import own_command
 from nodetrack.cli.terminal import console as standard_console
-from nodetrack.demo.report import AttemptLine, DemoReport, KillLine, MetricLine, RunLine
+from nodetrack.delivery.account import Account, MissingRange
+from nodetrack.demo.report import AttemptLine, DeliveryLine, DemoReport, KillLine, MetricLine, RunLine
 
 KILLED = "killed: the process ended without a word"
 KILL = KillLine(
@@ -135,3 +136,36 @@ def report_with(*, kill: dict[str, object] | None = None, **changes: object) -> 
     """REPORT, changed, and its kill with it."""
     kills = (msgspec.structs.replace(KILL, **(kill or {})),)
     return msgspec.structs.replace(REPORT, **{"kills": kills, **changes})
+
+
+def delivery(backend: str, **counts: int) -> DeliveryLine:
+    missing = (MissingRange("0003-aaaa", counts["missing"], 1, 240, 479),) if counts.get("missing") else ()
+    account = Account(
+        backend=backend,
+        state="down" if missing else "delivered",
+        logged=503,
+        delivered=503 - counts.get("missing", 0),
+        quarantined=0,
+        lost=0,
+        missing=missing,
+        destination="http://127.0.0.1:8086",
+        last_error="Connection refused" if missing else "",
+    )
+    return DeliveryLine("miner-1", account)
+
+
+def test_what_each_backend_has_is_told_at_the_end() -> None:
+    page = on_terminal(report_with(delivery=(delivery("tensorboard"),)), 80)
+    heading, _, line = page[page.index("\nDelivery\n") + 10 :].splitlines()[:3]
+    assert heading.split() == ["backend", "logged", "delivered", "missing", "state"]
+    assert line.split() == ["tensorboard", "503", "503", "0", "delivered"]
+    assert "Not delivered" not in page
+    assert "show miner-1 --delivery --dir demo-run/.nodetrack" in page
+
+
+def test_what_is_not_delivered_is_told_with_the_reason_and_the_command() -> None:
+    page = prose(report_with(delivery=(delivery("tensorboard"), delivery("influxdb", missing=246))))
+    assert "influxdb lacks rows of miner-1: Connection refused." in page
+    assert "tensorboard lacks" not in page
+    assert "sync --dir demo-run/.nodetrack" in page
+    assert "0003-aaaa 240–479" in page
