@@ -1,6 +1,7 @@
 """Measure everything, show it, and keep it in `docs/benchmarks.md`: `make bench`.
 
-With the names of topics (`log_call`, `disk`, `start`) only those are measured and shown, and nothing is kept.
+With the names of topics (`log_call`, `delivery`, `disk`, `start`) only those are measured and shown, and
+nothing is kept.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks import disk, log_call, start
+from benchmarks import delivery, disk, log_call, start
 from benchmarks.processes import ROOT
 from benchmarks.report import machine, page, versions
 
-_TOPICS: Final = {"log_call": log_call.topics, "disk": disk.topics, "start": start.topics}
+_TOPICS: Final = {
+    "log_call": log_call.topics,
+    "delivery": delivery.topics,
+    "disk": disk.topics,
+    "start": start.topics,
+}
 
 
 def main(names: list[str]) -> int:

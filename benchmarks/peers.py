@@ -82,6 +82,19 @@ def _open_nodetrack(folder: Path) -> Peer:
     return Peer(run.log, run.flush, run.finish)
 
 
+def _open_delivered(folder: Path) -> Peer:
+    """nodetrack with three backends; where InfluxDB's protocol is spoken says INFLUXDB_URL."""
+    import nodetrack
+
+    backends: list[dict[str, object]] = [
+        {"kind": "tensorboard", "log_dir": str(folder / "tensorboard")},
+        {"kind": "influxdb"},
+        {"kind": "mlflow", "tracking_uri": (folder / "mlflow").as_uri()},
+    ]
+    run = nodetrack.init(project="benchmark", dir=folder / ".nodetrack", backends=backends)
+    return Peer(run.log, run.flush, run.finish)
+
+
 def _open_wandb(folder: Path) -> Peer:
     import wandb
 
@@ -114,6 +127,7 @@ def _nothing() -> None:
 
 _OPENERS: Final[Mapping[str, Callable[[Path], Peer]]] = {
     "nodetrack": _open_nodetrack,
+    "nodetrack_delivered": _open_delivered,
     "wandb": _open_wandb,
     "trackio": _open_trackio,
     "tensorboard": _open_tensorboard,
