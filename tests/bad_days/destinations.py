@@ -24,6 +24,7 @@ class Lines:
 
     file: Jsonlines
     idempotent = False
+    readable_after_seconds = 0.0
 
     @property
     def config(self) -> dict[str, object]:
@@ -48,6 +49,7 @@ class Victoria:
     #: What all its writes have in their path.
     writes = "/write"
     idempotent = False
+    readable_after_seconds = 30.0
 
     @property
     def config(self) -> dict[str, object]:
@@ -77,6 +79,7 @@ class Influx:
     url: str = ""
     writes = "/write"
     idempotent = True
+    readable_after_seconds = 0.0
 
     @property
     def config(self) -> dict[str, object]:
@@ -105,6 +108,7 @@ class Mlflow:
     url: str = ""
     writes = "/log-batch"
     idempotent = True
+    readable_after_seconds = 0.0
 
     @property
     def config(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A node that has bad days: its trainer is a real process, and a ledger outside says what it had acknowledged.
+"""A node that has bad days: its trainer is a real process, and a ledger outside tells what it acknowledged.
 
     node = Node(tmp_path, [backend.config])
     node.start()
@@ -58,6 +58,11 @@ class Destination(Protocol):
     @property
     def config(self) -> dict[str, object]:
         """What goes into `init(backends=[...])`."""
+        ...
+
+    @property
+    def readable_after_seconds(self) -> float:
+        """How long what it has acknowledged may take to be readable."""
         ...
 
     def rows(self, run: str) -> Counter[Row]:
@@ -288,15 +293,22 @@ def assert_arrived(node: Node, *destinations: Destination, kills: int = 0) -> No
     assert acknowledged, "the node has logged nothing"
     assert len(tried - acknowledged) <= kills
     for destination in destinations:
-        found = destination.rows(node.run_id)
+        found = _rows_of(destination, node.run_id, acknowledged)
         rows, kind = set(found), destination.config["kind"]
-        assert not acknowledged - rows, (
-            f"{kind} lacks {_few(acknowledged - rows)} of {len(acknowledged)} rows"
-        )
-        assert not rows - tried, f"{kind} has {_few(rows - tried)} that were never logged"
+        lacking, foreign = acknowledged - rows, rows - tried
+        assert not lacking, f"{kind} lacks {_few(lacking)} of {len(acknowledged)} rows"
+        assert not foreign, f"{kind} has {_few(foreign)} that were never logged"
         if destination.idempotent:
             doubles = {row for row, count in found.items() if count > 1}
             assert not doubles, f"{kind} has {_few(doubles)} more than once"
+
+
+def _rows_of(destination: Destination, run: str, wanted: set[Row]) -> Counter[Row]:
+    """What is there, once all is readable that was taken."""
+    limit = time.monotonic() + destination.readable_after_seconds
+    while not wanted <= set(found := destination.rows(run)) and time.monotonic() < limit:
+        time.sleep(0.1)
+    return found
 
 
 def _few(rows: set[Row]) -> str:

@@ -1,4 +1,4 @@
-"""Bad days of the servers that rows are sent to. Training goes on through all of them, and every row arrives."""
+"""Bad days of the servers that rows are sent to: training goes on through them, and every row arrives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.bad_days.node import assert_arrived, until
 from tests.servers.fault_proxy import FaultProxy
 
 Remote = Victoria | Influx | Mlflow
-#: A bound on hanging: `init` has 5 seconds for the backends' answers, and must not wait for the 300 of a proxy.
+#: A bound on hanging, not a measure of speed: the proxy would hang for 300 seconds.
 BOUND_SECONDS = 30.0
 
 
