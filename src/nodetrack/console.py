@@ -12,7 +12,6 @@ another logs cannot stand in its way, whatever locks either holds.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
@@ -41,6 +40,9 @@ class _Write:
 
     def __init__(self, stream: Any, name: str, take: Callable[[str, object], None]) -> None:
         self.is_live = True
+        below: object = vars(stream).get("write")
+        if isinstance(below, _Write) and not below.is_live:  # somebody stood above it, and has gone since
+            below.undo()
         self._stream = stream
         self._name = name
         self._take = take
@@ -85,8 +87,10 @@ class _Watched:
                 if not self.state.finished:
                     self.state.journal.write([int(Kind.CONSOLE), line.time_ns, line.stream, line.text])
         finally:
-            with contextlib.suppress(RuntimeError):  # not acquired, or a Ctrl-C came before it was
+            try:
                 lock.release()
+            except RuntimeError:
+                del lock  # it was not acquired, or a Ctrl-C came before it was
 
 
 class _Console:
@@ -191,19 +195,22 @@ class _Console:
 
     def _work(self, *, is_end: bool = False, timeout: float = 0.0) -> None:
         """Take what waits to the runs. Whoever comes while somebody is at it leaves it to him."""
+        working = self._working
         try:
-            if not self._working.acquire(timeout=timeout) or self._busy:
+            if not working.acquire(timeout=timeout) or self._busy:
                 return
-            self._busy = True
             try:
+                self._busy = True
                 self._carry(is_end=is_end)
             finally:
                 self._busy = False
         except Exception as error:  # as in `_take`; the keeper has no use for it either
             self._fail(error)
         finally:
-            with contextlib.suppress(RuntimeError):  # not acquired, or a Ctrl-C came before it was
-                self._working.release()
+            try:
+                working.release()
+            except RuntimeError:
+                del working  # it was not acquired, or a Ctrl-C came before it was
 
     def _carry(self, *, is_end: bool) -> None:
         for line in self._lines(is_end=is_end):

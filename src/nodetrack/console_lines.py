@@ -30,7 +30,7 @@ _KEY_LINES: Final = 120
 
 _MOVE: Final = re.compile(r"\r|\x1b\[(\d{0,4})A")
 _INVISIBLE: Final = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, erasing, moving
+    r"\x1b\[[0-?]*[ -/]*[@-~]?"  # colours, erasing, moving
     r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles, links
     r"|\x1b[ -/]*[0-~]?"
     r"|[\x00-\x08\x0a-\x1f\x7f]"
@@ -80,7 +80,7 @@ class ConsoleStream:
             yield from self._end_line(time_ns)
         self._write(time_ns, rest)
         if self._is_bar:
-            self._run_bar(time_ns)
+            self._run_bar(self._seen(time_ns))
         yield from self.due(time_ns)
 
     def due(self, time_ns: int) -> Iterator[Line]:
@@ -121,7 +121,7 @@ class ConsoleStream:
             self._append(piece[place : move.start()])
             place = move.end()
             if move[0] != "\r":
-                self._run_bar(time_ns)
+                self._run_bar(self._seen(time_ns))
                 self._begin_line()
                 self._above += int(move[1] or 1)
             self._is_bar = self._returned = True
@@ -138,20 +138,20 @@ class ConsoleStream:
 
     def _end_line(self, time_ns: int) -> Iterator[Line]:
         """Where the cursor had been moved up, the line feed moves it down again and ends nothing."""
+        seen, is_bar = self._seen(time_ns), self._is_bar
+        self._begin_line()
         if self._above:
             self._above -= 1
-            self._run_bar(time_ns)
-        else:
-            if self._is_bar:
-                self._bar = None
-            yield from self._kept(self._seen(time_ns))
-        self._begin_line()
+            self._run_bar(seen)
+            return
+        if is_bar:
+            self._bar = None
+        yield from self._kept(seen)
 
-    def _run_bar(self, time_ns: int) -> None:
-        seen = self._seen(time_ns)
+    def _run_bar(self, seen: _Seen) -> None:
         if seen.text:
             if self._bar is None:
-                self._bar_since_ns = time_ns
+                self._bar_since_ns = seen.time_ns
             self._bar = seen
 
     def _seen(self, time_ns: int) -> _Seen:
