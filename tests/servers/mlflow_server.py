@@ -26,26 +26,15 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 _START_SECONDS = 90
-_AUTH = """[mlflow]
-default_permission = READ
-admin_username = admin
-admin_password = password1234
-database_uri = sqlite:///{folder}/auth.db
-authorization_function = mlflow.server.auth:authenticate_request_basic_auth
-"""
 
 
 class MlflowServer:
-    """Serves on one port while it is entered; `stop` and `start` in between are a restart.
+    """Serves on one port while it is entered; `stop` and `start` in between are a restart."""
 
-    With `auth` it asks for a name and a password: `admin` and `password1234`.
-    """
-
-    def __init__(self, folder: Path, *, auth: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._auth = auth
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -63,11 +52,6 @@ class MlflowServer:
         command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"]
         command += ["--artifacts-destination", str(self.folder / "artifacts")]
-        if self._auth:
-            command += ["--app-name", "basic-auth"]
-            (self.folder / "auth.ini").write_text(_AUTH.format(folder=self.folder))
-            environment["MLFLOW_AUTH_CONFIG_PATH"] = str(self.folder / "auth.ini")
-            environment["MLFLOW_FLASK_SERVER_SECRET_KEY"] = "only for tests"
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 command, cwd=self.folder, env=environment, stdout=log, stderr=log, start_new_session=True

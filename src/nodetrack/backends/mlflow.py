@@ -35,6 +35,7 @@ _METRICS_A_REQUEST: Final = 1_000
 _PARAMS_A_REQUEST: Final = 100
 _OPEN_SECONDS: Final = 5
 _NS_A_MS: Final = 1_000_000
+_LONGEST_WORDS: Final = 400
 #: In MLflow's messages, where its error code does not tell: the status of an answer that was not its own.
 _STATUS: Final = re.compile(r"failed with error code (\d{3})|too many (\d{3}) error responses")
 
@@ -371,9 +372,10 @@ def _status_of(error: MlflowException) -> int:
 
 
 def _words(error: MlflowException) -> str:
-    """MLflow's own words, on one line."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= 400 else f"{text[:400]}…"
+    """What went wrong, in the words of the server or of the connection, on one line."""
+    tried = getattr(error.__context__, "args", None) or (None,)
+    text = " ".join(str(getattr(tried[0], "reason", None) or error).split())
+    return text if len(text) <= _LONGEST_WORDS else f"{text[:_LONGEST_WORDS]}…"
 
 
 def _pieces(items: Sequence[_Item], most: int) -> Iterator[list[_Item]]:
