@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,9 +11,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
+from nodetrack.journal import folder
+
 if TYPE_CHECKING:
+    from tests.servers.plugin import Jsonlines
+
     from conftest import Lab
 
 HEADINGS = "run name role uid state version attempts step last seen tags"
@@ -266,3 +272,48 @@ def test_nothing_is_cut_where_no_person_reads(lab: Lab, width: str | None) -> No
     variables = {**os.environ, **({"COLUMNS": width} if width else {})}
     printed = subprocess.check_output([sys.executable, "-m", "nodetrack", "runs"], text=True, env=variables)
     assert name in printed
+
+
+@pytest.mark.case("C074")
+def test_a_killed_node_is_not_among_the_live_ones(lab: Lab) -> None:
+    node = lab.open_node("print(run.id, flush=True); sys.stdin.read()")
+    assert node.stdout is not None
+    living = node.stdout.readline().strip()
+    lab.start(uid=2).finish()
+    assert [run["run"] for run in lab.json("runs", "--live", "--json")["runs"]] == [living]
+    node.kill()
+    node.wait()
+    assert lab.json("runs", "--live", "--json")["runs"] == []
+
+
+@pytest.mark.case("C074")
+def test_a_node_of_another_machine_is_live_until_the_limit(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process cannot be asked, so its last sign of life counts."""
+    node = lab.open_node("print(run.id, flush=True); sys.stdin.read()")
+    assert node.stdout is not None
+    run = node.stdout.readline().strip()
+    node.kill()
+    node.wait()
+    elsewhere = msgspec.structs.replace(folder.this_host(), hostname="elsewhere", boot_id="another boot")
+    monkeypatch.setattr(folder, "this_host", lambda: elsewhere)
+    assert [it["run"] for it in lab.json("runs", "--live", "--json")["runs"]] == [run]
+    an_hour_later = time.time_ns() + 3600 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: an_hour_later)
+    assert lab.json("runs", "--live", "--json")["runs"] == []
+    assert [it["state"] for it in lab.json("runs", "--json")["runs"]] == ["stale"]
+
+
+def test_what_a_backend_lacks_is_a_column_of_its_own(lab: Lab, jsonlines: Jsonlines) -> None:
+    """Only where something is missing; a run that was never sent anywhere lacks nothing."""
+    lab.start(uid=1).finish()
+    with lab.start(uid=2, mode="offline") as run:
+        lab.log_steps(run, range(7))
+    assert "undelivered" not in lab.out("runs")
+    jsonlines.spoil("write unavailable")
+    lab.run("sync", run.id, "--backends", json.dumps([jsonlines.config]), "--timeout", 0.5)
+    assert "undelivered" in lab.out("runs").splitlines()[0]
+    assert [it["undelivered"] for it in lab.json("runs", "--json")["runs"]] == [None, 7]
+    jsonlines.mend()
+    lab.out("sync", run.id)
+    assert "undelivered" not in lab.out("runs")
+    assert [it["undelivered"] for it in lab.json("runs", "--json")["runs"]] == [None, 0]
