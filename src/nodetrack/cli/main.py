@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "sync": "nodetrack.cli.sync:sync",
     "journal": "nodetrack.cli.journal:app",
     "doctor": "nodetrack.cli.doctor:doctor",
+    "env": "nodetrack.cli.env:env",
     "hparams": "nodetrack.cli.hparams:app",
     "demo": "nodetrack.cli.demo:demo",
 }
