@@ -16,6 +16,7 @@ import nodetrack
 PUBLIC_NAMES = {
     "Histogram",
     "Image",
+    "MetricsLogger",
     "Run",
     "Table",
     "Text",

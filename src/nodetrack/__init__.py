@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nodetrack.active import config, finish, log, summary
     from nodetrack.hparams.load import load_hparams
     from nodetrack.hparams.namespace import create_namespace
+    from nodetrack.influx import MetricsLogger
     from nodetrack.live_run import Run
     from nodetrack.tracker import init
     from nodetrack.values import Histogram, Image, Table, Text
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Histogram",
     "Image",
+    "MetricsLogger",
     "Run",
     "Table",
     "Text",
@@ -45,6 +47,7 @@ __all__ = [
 _PLACES = {
     "Histogram": "nodetrack.values",
     "Image": "nodetrack.values",
+    "MetricsLogger": "nodetrack.influx",
     "Run": "nodetrack.live_run",
     "Table": "nodetrack.values",
     "Text": "nodetrack.values",

@@ -24,6 +24,7 @@ from nodetrack.backends.influxdb import InfluxdbBackend, InfluxdbConfig
 from nodetrack.delivery.engine import Delivery
 from nodetrack.delivery.worker import Status
 from nodetrack.errors import BackendRefusedError, BatchRejectedError
+from nodetrack.influx import MetricsLogger
 from nodetrack.records import Row
 from nodetrack.sample_batches import STRANGE_NAMES
 
@@ -279,3 +280,53 @@ def _post(influx: InfluxDb1, line: str) -> None:
     assert backend._client is not None
     backend._client.write(line.encode())
     backend.close()
+
+
+# -- the whole way: a logger, a journal, a delivery process, a server -------------------------------------
+
+
+def test_a_metrics_logger_brings_its_measurements_to_the_server(
+    influx: InfluxDb1, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the tags of the reference; what it calls a tag and what grows is a field."""
+    monkeypatch.setenv("INFLUXDB_HOST", "http://127.0.0.1")
+    monkeypatch.setenv("INFLUXDB_PORT", influx.url.rsplit(":", 1)[1])
+    monkeypatch.setenv("INFLUXDB_DATABASE", BUCKET)
+    arguments: dict[str, Any] = {"prefix": "miner_", "uid": "logger", "version": "0.2.0", "role": "miner"}
+    with MetricsLogger(project="p", group="g", job_type="training", **arguments) as metrics:
+        for window in range(50):
+            tags = {"window": window, "stage": "train"}
+            metrics.log("step", tags, {"loss": [0.5, 1.5], "note": 'a "b"'}, NOW_NS, with_system_metrics=True)
+    points = influx.points("miner_step")
+    assert [point.fields["window"] for point in points] == list(range(50))
+    assert [point.time_ns for point in points] == list(range(NOW_NS, NOW_NS + 50))
+    assert points[0].tags == {
+        "project": "p",
+        "environment": "prod",
+        "role": "miner",
+        "uid": "logger",
+        "version": "0.2.0",
+        "run": metrics.run.id,
+        "group": "g",
+        "job_type": "training",
+        "stage": "train",
+    }
+    fields = points[0].fields
+    assert (fields["loss_mean"], fields["loss_count"], fields["note_text"]) == (1.0, 2, 'a "b"')
+    assert fields["runtime_id"] == metrics.run.attempt
+    assert fields["system/memory_used_bytes"] > 0
+
+
+def test_a_run_is_delivered_by_its_own_process(influx: InfluxDb1, victoria: VictoriaMetrics) -> None:
+    """As training code has it: `init`, `log`, `finish`."""
+    for server in (influx, victoria):
+        backend = {"kind": "influxdb", "url": server.url, "bucket": BUCKET}
+        run = nodetrack.init(project="p", role="miner", uid="live", backends=[backend])
+        for step in range(200):
+            run.log({"live": step})
+        run.finish()
+        health = run.health().backends["influxdb"]
+        assert (health.logged, health.delivered, health.missing) == (200, 200, None)
+    assert len(influx.points("metrics", "uid='live'")) == 200
+    series = victoria.export('{__name__="metrics_live",uid="live"}')
+    assert sorted(value for one in series for value in one.values) == list(range(200))
