@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,3 +154,41 @@ def test_two_syncs_at_once_send_nothing_twice(jsonlines: Jsonlines) -> None:
         process.communicate(timeout=60)
     assert 0 in [process.returncode for process in both]
     assert times_each_step_came(jsonlines) == Counter(range(300))
+
+
+def test_a_running_node_is_left_to_send_its_own_rows_and_follow_takes_over_from_it(
+    jsonlines: Jsonlines,
+) -> None:
+    """The node ends without having sent all: the backend is away. It is back when only sync is there."""
+    jsonlines.spoil("write unavailable")
+    code = f"""
+import nodetrack
+run = nodetrack.init("p", role="miner", uid=1, version="0.1.0", quiet=True, finish_timeout=1,
+                     backends=[{jsonlines.config!r}])
+for step in range(50):
+    run.log({{"a": 1.0}}, step=step)
+print(run.id, flush=True)
+input()
+run.finish()
+"""
+    program = [sys.executable, "-c", code]
+    live = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert live.stdin is not None
+    assert live.stdout is not None
+    run_id = live.stdout.readline().strip()
+    command = [sys.executable, "-m", "nodetrack", "sync", run_id]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert "is being sent by the running node (process" in done.stderr
+    following = subprocess.Popen(
+        [*command, "--follow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    live.communicate("\n", timeout=60)
+    jsonlines.mend()
+    while len(jsonlines.rows()) < 50:
+        assert following.poll() is None
+        time.sleep(0.05)
+    following.send_signal(signal.SIGINT)
+    output, errors = following.communicate(timeout=60)
+    assert following.returncode == 0, errors
+    assert output.splitlines()[2].split() == ["jsonlines", "50", "50", "0", "delivered"]

@@ -68,9 +68,13 @@ def _places(found: list[Account]) -> Table:
 
 
 def _print_what_to_do(screen: Console, run: RunFolder, overview: RunOverview, found: list[Account]) -> None:
-    if found and all(account.is_complete for account in found):
-        return
     screen.print()
+    if found and all(account.is_complete for account in found):
+        whole = all(account.delivered == account.logged for account in found)
+        screen.print(
+            Text("All that was logged has been delivered." if whole else "Nothing is left to be sent.")
+        )
+        return
     if found and overview.state == "running":
         screen.print(
             Text("The node is running and goes on sending. To send the rest by hand once it has ended:")
