@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
@@ -15,9 +14,8 @@ from typing import Any, Final, cast
 import msgspec
 
 from nodetrack.backends.base import Backend
-from nodetrack.delivery.process import DeliveryProcess
-from nodetrack.delivery.spec import Spec, TrainerProcess, name_of, revealed
-from nodetrack.errors import BackendRefusedError, UsageError
+from nodetrack.console import console
+from nodetrack.errors import UsageError
 from nodetrack.identity.id_file import check_run_id
 from nodetrack.identity.lock import NodeLock
 from nodetrack.journal.null import NullJournal
@@ -28,6 +26,7 @@ from nodetrack.machine import encodable
 from nodetrack.process_end import describe_error, exit_code_of, process_end
 from nodetrack.records import JsonValue, Kind
 from nodetrack.redact import redact
+from nodetrack.run_delivery import RunDelivery, segment_bytes
 from nodetrack.run_state import Identity, RunState, plain_values
 from nodetrack.run_summary import Config
 from nodetrack.settings import Settings
@@ -37,12 +36,6 @@ HEARTBEAT_FILE: Final = "heartbeat"
 #: So much is logged between two marks; see `journal.recover`.
 MARK_BYTES: Final = 1024 * 1024
 _HANDLER_PATIENCE_SECONDS: Final = 0.1
-#: What a handler of SIGTERM may wait for delivery: whoever sent it sends SIGKILL soon.
-_HANDLER_DELIVERY_SECONDS: Final = 5.0
-_REFUSED_SECONDS: Final = 1.0
-#: With a limit on the journal, a segment is at most this part of it: only whole ones can be removed.
-_SEGMENTS_IN_LIMIT: Final = 10
-_LEAST_SEGMENT_BYTES: Final = 4096
 
 
 class Labels(msgspec.Struct, frozen=True):
@@ -82,17 +75,15 @@ class Attempt:
         self._facts = facts
         self._rebase = rebase
         self._retry = retry
-        self._delivered = delivered
         self._pid = os.getpid()
         self._keeper: Keeper | None = None
         self._keeper_pid = 0
         self._closed = False
-        self._is_refused = False
         self.config = Config(config, self._write_config)
         self.state = RunState(identity, step=recovered.step, counter=recovered.counter)
         self.state.backends.update(backends or {})
         self.state.watched = bool(self.state.backends)
-        self.state.delivered = tuple(map(name_of, delivered))
+        self._delivery = RunDelivery(self.state, settings, delivered, facts)
         self._take_over(recovered)
         self._open_journal()
 
@@ -112,16 +103,10 @@ class Attempt:
             state.identity.attempt_folder,
             state.header,
             lambda message: state.warn(f"Journal: {message}."),
-            segment_bytes=self._segment_bytes,
+            segment_bytes=segment_bytes(self.settings),
             backlog_records=self.settings.backlog_records,
             begun=self._look_after,
         )
-
-    @property
-    def _segment_bytes(self) -> int:
-        limits = [limit for limit in (self.settings.keep_bytes, self.settings.max_bytes) if limit is not None]
-        largest = max(_LEAST_SEGMENT_BYTES, min(limits, default=0) // _SEGMENTS_IN_LIMIT)
-        return min(self.settings.segment_bytes, largest) if limits else self.settings.segment_bytes
 
     # -- beginning -----------------------------------------------------------------------------------
 
@@ -134,43 +119,11 @@ class Attempt:
         if state.disabled:
             return
         process_end.watch(self)
-        self._start_delivery()
-        if state.delivery is not None and self._delivered:
-            try:
-                state.delivery.shake_hands(deadline)
-            except BackendRefusedError:
-                self._is_refused = True
-                raise
-        self.state.say()
-
-    def _start_delivery(self) -> None:
-        """A process of its own for all that training must not wait for."""
-        state, settings = self.state, self.settings
-        if not self._delivered and not settings.system_seconds and settings.max_bytes is None:
-            return
-        spec = Spec(
-            folder=os.fsencode(state.identity.folder),
-            header=state.header(0, 0),
-            backends=[revealed(given) for given in self._delivered],
-            trainer=TrainerProcess(
-                self._pid,
-                cast("float", self._facts.get("process_created_at") or 0.0),
-                cast("int | None", self._facts.get("process_start_ticks")),
-            ),
-            finish_timeout=settings.finish_timeout,
-            heartbeat_seconds=settings.heartbeat_seconds,
-            system_seconds=settings.system_seconds,
-            segment_bytes=self._segment_bytes,
-            keep_bytes=settings.keep_bytes,
-            max_bytes=settings.max_bytes,
-        )
-        state.delivery = DeliveryProcess(spec, self._sync_command(), state.warn)
-        state.delivery.start()
-
-    def _sync_command(self) -> str:
-        identity = self.state.identity
-        folder = identity.folder.parents[2]
-        return f"nodetrack sync {identity.run} --dir {shlex.quote(encodable(str(folder)))}"
+        if self.settings.console:
+            console.watch(state)
+        self._delivery.start()
+        self._delivery.shake_hands(deadline)
+        state.say()
 
     def _look_after(self) -> None:
         """Have one keeper in each process that writes: this one, and a forked child once it logs."""
@@ -301,8 +254,7 @@ class Attempt:
         identity, recovered = self._rebase(run_id)
         self._retry = None  # the id file names the checkpoint's run now
         lock = state.journal.lock
-        if state.delivery is not None:
-            state.delivery.end(self.settings.finish_timeout, 0.0)
+        self._delivery.leave()
         state.forget_key_sets()
         state.identity, state.base_step, state.counter = identity, recovered.step, recovered.counter
         state.first_step = recovered.step
@@ -311,17 +263,16 @@ class Attempt:
         self._open_journal()
         state.journal.lock = lock  # threads that wait to log wait for this one
         self._write_beginning()
-        self._start_delivery()
+        self._delivery.start()
 
     def note_signal(self, name: str) -> None:
         """A signal came; what follows is the user's handler's affair."""
         self.state.record(Kind.EVENT, "signal", {"signal": name})
 
     def _tend(self) -> None:
-        journal, delivery = self.state.journal, self.state.delivery
-        if delivery is not None:
-            delivery.tend()
-        if journal.tend(sync=delivery is None or not delivery.is_alive):
+        console.tend()
+        journal = self.state.journal
+        if journal.tend(sync=not self._delivery.tend()):
             self._write_side_files()
         with journal.lock:
             if not self.state.finished:
@@ -385,6 +336,7 @@ class Attempt:
         In a forked child only the child's own segment is closed: the attempt is its parent's.
         """
         try:
+            console.forget(self.state)
             self._record_once(state, exit_code, reason)
             self._close_once()
         except Exception as error:  # training has ended well; a fault of ours must not make it look otherwise
@@ -417,7 +369,7 @@ class Attempt:
             run.journal.close()
             if os.getpid() == self._pid:
                 self._close_backends()
-                self._end_delivery(deadline)
+                self._delivery.end(deadline)
         finally:
             if os.getpid() == self._pid and self.lock is not None:
                 self.lock.release()
@@ -432,26 +384,6 @@ class Attempt:
     def _patience(self) -> float:
         """How long the keeper is waited for: hardly in a signal handler, below which its lock may be held."""
         return _HANDLER_PATIENCE_SECONDS if process_end.handling else self.settings.finish_timeout
-
-    def _end_delivery(self, deadline: float) -> None:
-        """Have the rest sent, within the time that there is; name what is left."""
-        delivery = self.state.delivery
-        if delivery is None:
-            return
-        seconds = max(0.0, deadline - time.monotonic())
-        if self._is_refused:  # `init` is about to say so; the others have a moment to take note of the end
-            delivery.end(_REFUSED_SECONDS, _REFUSED_SECONDS)
-            return
-        patience = min(seconds, _HANDLER_DELIVERY_SECONDS) if process_end.handling else seconds
-        if delivery.end(seconds, patience) or not self._delivered:
-            return
-        run = self.state
-        health = run.health(run.cursors()).backends
-        lacking = [f"{kind} {health[kind].pending} rows" for kind in run.delivered if health[kind].pending]
-        run.warn(
-            f"Run {run.identity.run} ended before all of it was sent (still to be sent: "
-            f"{', '.join(lacking) or 'records other than rows'}): `{self._sync_command()}` sends the rest."
-        )
 
     def _close_backends(self) -> None:
         for kind, backend in self.state.backends.items():

@@ -8,7 +8,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -17,9 +17,10 @@ import msgspec
 from nodetrack.aggregate import Aggregates
 from nodetrack.backends.base import Backend, Batch, RunInfo
 from nodetrack.delivery.process import DeliveryProcess
+from nodetrack.delivery.progress import Logged, progress
 from nodetrack.errors import RunFinishedError
 from nodetrack.health import BackendHealth, Health, Skipped
-from nodetrack.journal.cursor import Cursor, SegmentProgress, read_cursors
+from nodetrack.journal.cursor import Cursor, read_cursors
 from nodetrack.journal.segment import SCHEMA_VERSION
 from nodetrack.journal.writer import BEFORE_ALL_STEPS, JournalWriter, KeySet
 from nodetrack.process_end import describe_error
@@ -332,7 +333,7 @@ class RunState:
         """See `Run.health`."""
         journal = self.journal
         backends = {kind: self._backend_health(kind) for kind in self.backends}
-        backends |= {kind: self._delivery_health(cursors.get(kind)) for kind in self.delivered}
+        backends |= {kind: self._progress(cursors.get(kind)) for kind in self.delivered}
         return Health(
             state=self._state(),
             logged=self.logged,
@@ -361,37 +362,9 @@ class RunState:
             "ok" if logged == delivered else "down", logged, delivered, self.backend_errors.get(kind, "")
         )
 
-    def _delivery_health(self, cursor: Cursor | None) -> BackendHealth:
-        if cursor is None:
-            return BackendHealth("starting", self.logged, 0, missing=self._missing(None, self.logged))
-        entries = [
-            entry for entry in cursor.segments(self.identity.attempt) if entry.writer == self.journal.writer
-        ]
-        rows, quarantined, lost = (
-            sum(getattr(entry, count) for entry in entries) for count in ("rows", "quarantined", "lost")
-        )
-        return BackendHealth(
-            cursor.state,
-            self.logged,
-            rows,
-            cursor.last_error,
-            quarantined,
-            lost,
-            self._missing(_highest_step(entries), self.logged - rows - quarantined - lost),
-            dict(cursor.left_out),
-            cursor.url,
-        )
-
-    def _missing(self, delivered: int | None, pending: int) -> tuple[int, int] | None:
-        """The range of steps behind `delivered`; None if nothing is pending."""
-        if pending <= 0:
-            return None
-        last = self.step - 1
-        return min(last, self.first_step if delivered is None else delivered + 1), last
-
-
-def _highest_step(entries: Iterable[SegmentProgress]) -> int | None:
-    return max((entry.step for entry in entries if entry.step is not None), default=None)
+    def _progress(self, cursor: Cursor | None) -> BackendHealth:
+        attempt, writer = self.identity.attempt, self.journal.writer
+        return progress(cursor, Logged(attempt, writer, self.logged, self.first_step, self.step - 1))
 
 
 _states: weakref.WeakSet[RunState] = weakref.WeakSet()

@@ -65,6 +65,7 @@ class DeliveryProcess:
 
     def start(self) -> bool:
         """Start the process. Does not wait for it."""
+        _reap()
         python = _python()
         if python is None:
             self._give_up(f"{sys.executable or 'This program'} is no Python that could be started")
@@ -140,6 +141,7 @@ class DeliveryProcess:
 
     def tend(self) -> None:
         """Once a second: tell what has changed, and start the process again if it died."""
+        _reap()
         if not self._is_ours or self._ended or not self._lock.acquire(blocking=False):
             return
         try:
@@ -210,7 +212,7 @@ class DeliveryProcess:
         finally:  # a Ctrl-C too
             self._close_pipes()
             if self._process is not None and self._process.returncode is None:
-                _left.append(self._process)  # so that Python does not complain; its end is its own affair
+                _left.append(self._process)  # it goes on without us
 
     def _end_within(self, drain_seconds: float, patience: float) -> int | None:
         began = time.monotonic()
@@ -264,7 +266,12 @@ class DeliveryProcess:
 
 
 _processes: weakref.WeakSet[DeliveryProcess] = weakref.WeakSet()
+#: Those that nobody waited for: they are no zombies for longer than need be.
 _left: list[subprocess.Popen[bytes]] = []
+
+
+def _reap() -> None:
+    _left[:] = [process for process in _left if process.poll() is None]
 
 
 def _after_fork_in_child() -> None:

@@ -1,0 +1,130 @@
+"""The delivery process of an attempt: what it is told, how long it is waited for, what is said in the end."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final, cast
+
+import msgspec
+
+from nodetrack.delivery.process import DeliveryProcess
+from nodetrack.delivery.spec import Spec, TrainerProcess, name_of, revealed
+from nodetrack.errors import BackendRefusedError
+from nodetrack.machine import encodable
+from nodetrack.process_end import process_end
+from nodetrack.records import JsonValue
+from nodetrack.run_state import RunState
+from nodetrack.settings import Settings
+
+#: What a handler of SIGTERM may wait for delivery: whoever sent it sends SIGKILL soon.
+_HANDLER_SECONDS: Final = 5.0
+_REFUSED_SECONDS: Final = 1.0
+#: With a limit on the journal, a segment is at most this part of it: only whole ones can be removed.
+_SEGMENTS_IN_LIMIT: Final = 10
+_LEAST_SEGMENT_BYTES: Final = 4096
+
+
+def segment_bytes(settings: Settings) -> int:
+    """How large a segment may become."""
+    limits = [limit for limit in (settings.keep_bytes, settings.max_bytes) if limit is not None]
+    if not limits:
+        return settings.segment_bytes
+    return min(settings.segment_bytes, max(_LEAST_SEGMENT_BYTES, min(limits) // _SEGMENTS_IN_LIMIT))
+
+
+class RunDelivery:
+    """Has a run delivered to `backends`, given as to `init`. `facts` tell which process this is."""
+
+    def __init__(
+        self,
+        state: RunState,
+        settings: Settings,
+        backends: Sequence[str | Mapping[str, object]],
+        facts: Mapping[str, JsonValue],
+    ) -> None:
+        self._state = state
+        self._settings = settings
+        self._backends = backends
+        self._facts = facts
+        self._pid = os.getpid()
+        self._is_refused = False
+        state.delivered = tuple(map(name_of, backends))
+
+    def start(self) -> None:
+        """Start a process for the run as it is now, if there is anything for it to do."""
+        state, settings = self._state, self._settings
+        has_work = self._backends or settings.system_seconds or settings.max_bytes is not None
+        if state.disabled or not has_work:
+            return
+        spec = Spec(
+            folder=os.fsencode(state.identity.folder),
+            header=msgspec.structs.replace(state.header(0, 0), summary={}, labels={}),
+            backends=[revealed(given) for given in self._backends],
+            trainer=TrainerProcess(
+                self._pid,
+                cast("float", self._facts.get("process_created_at") or 0.0),
+                cast("int | None", self._facts.get("process_start_ticks")),
+            ),
+            finish_timeout=settings.finish_timeout,
+            heartbeat_seconds=settings.heartbeat_seconds,
+            system_seconds=settings.system_seconds,
+            segment_bytes=segment_bytes(settings),
+            keep_bytes=settings.keep_bytes,
+            max_bytes=settings.max_bytes,
+        )
+        state.delivery = DeliveryProcess(spec, self._sync_command, state.warn)
+        state.delivery.start()
+
+    def shake_hands(self, deadline: float) -> None:
+        """Let each backend answer, until `deadline` (monotonic). Raises BackendRefusedError."""
+        delivery = self._state.delivery
+        if delivery is None or not self._backends:
+            return
+        try:
+            delivery.shake_hands(deadline)
+        except BackendRefusedError:
+            self._is_refused = True
+            raise
+
+    def tend(self) -> bool:
+        """Once a second. Whether there is a process, which then syncs the journal."""
+        delivery = self._state.delivery
+        if delivery is None:
+            return False
+        delivery.tend()
+        return delivery.is_alive
+
+    def leave(self) -> None:
+        """The attempt goes on as another run: have the rest of this one sent without waiting for it."""
+        if self._state.delivery is not None:
+            self._state.delivery.end(self._settings.finish_timeout, 0.0)
+
+    def end(self, deadline: float) -> None:
+        """Have the rest sent, until `deadline` (monotonic) at most, and name what is left then."""
+        delivery = self._state.delivery
+        if delivery is None or os.getpid() != self._pid:
+            return
+        seconds = max(0.0, deadline - time.monotonic())
+        patience = min(seconds, _HANDLER_SECONDS) if process_end.handling else seconds
+        if self._is_refused:  # `init` is about to say so; the others have a moment to take note of the end
+            delivery.end(_REFUSED_SECONDS, _REFUSED_SECONDS)
+        elif not delivery.end(seconds, patience) and self._backends:
+            self._state.warn(self._what_is_left())
+
+    def _what_is_left(self) -> str:
+        state = self._state
+        health = state.health(state.cursors()).backends
+        lacking = [f"{kind} {health[kind].pending} rows" for kind in state.delivered if health[kind].pending]
+        return (
+            f"Run {state.identity.run} ended before all of it was sent (still to be sent: "
+            f"{', '.join(lacking) or 'records other than rows'}): `{self._sync_command}` sends the rest."
+        )
+
+    @property
+    def _sync_command(self) -> str:
+        identity = self._state.identity
+        folder = encodable(str(identity.folder.parents[2]))
+        return f"nodetrack sync {identity.run} --dir {shlex.quote(folder)}"
