@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from tests.servers.victoria_metrics import victoria_metrics
 
 from nodetrack.demo.report import DemoReport
 from nodetrack.journal.folder import RunFolder, TrackingFolder
@@ -141,13 +142,49 @@ def test_the_report_tells_what_the_journals_hold(finished_demo: tuple[Path, Demo
     assert set(evaluation.last) == {"0.1.0", "0.1.1"}
 
 
+def test_the_backend_has_every_row_of_every_node(finished_demo: tuple[Path, DemoReport]) -> None:
+    """Also what the killed process had logged: a recount says so, and TensorBoard's own reader."""
+    folder, report = finished_demo
+    assert {(line.node, line.account.backend) for line in report.delivery} == {
+        (node, "tensorboard") for node in runs_of(folder)
+    }
+    assert all(line.account.is_complete for line in report.delivery)
+    for run in runs_of(folder).values():
+        for attempt in run.attempts:
+            logged = {row.step for row in all_rows(run) if row.attempt == attempt.id}
+            assert logged <= steps_in_tensorboard(folder / "tensorboard" / "demo" / run.id / attempt.id)
+
+
+def steps_in_tensorboard(folder: Path) -> set[int]:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    [path] = folder.glob("*tfevents*")
+    return {event.step for event in EventFileLoader(str(path)).Load() if event.HasField("summary")}
+
+
+def test_it_delivers_to_the_server_that_the_environment_names(tmp_path: Path) -> None:
+    """A real VictoriaMetrics, beside TensorBoard."""
+    with victoria_metrics(tmp_path / "server") as server:
+        os.environ["INFLUXDB_URL"] = server.url
+        demo = start_demo("--windows", "4", "--backends", "tensorboard,influxdb", "--json")
+        output, errors = demo.communicate(timeout=200)
+        assert demo.returncode == 0, errors
+        report = msgspec.json.decode(output, type=DemoReport)
+        series = server.export()
+    assert len(report.delivery) == 6
+    assert all(line.account.is_complete for line in report.delivery), errors
+    for run in report.runs:
+        values = [it for it in series if it.labels.get("run") == run.run]
+        assert {it.labels["version"] for it in values} == set(run.versions)
+
+
 def test_the_commands_that_it_ends_with_work_as_printed() -> None:
     """In a shell that does not know the program by its name, and for a folder that has to be quoted."""
     demo = start_demo("--windows", "4", "--folder", "my demo")
     output, errors = demo.communicate(timeout=120)
     assert demo.returncode == 0, errors
     commands = output.partition("Try next:\n")[2].splitlines()
-    assert len(commands) == 3
+    assert len(commands) == 4
     for command in commands:
         assert shell(command), command
 
