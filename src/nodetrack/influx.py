@@ -74,8 +74,9 @@ class MetricsLogger:
         self.sampled_out = 0
         self._machine: _Machine | None = None
         self._foreign = _active_run_of(role, uid)
+        backends = settings.pop("backends", None)
         self.run: Run = self._foreign or _started(
-            settings.pop("backends", None) or [_backend(host, port, database, org, token)],
+            [_backend(host, port, database, org, token)] if backends is None else backends,
             settings
             | {
                 "role": role or None,

@@ -179,6 +179,7 @@ def test_a_server_that_asks_for_time_gets_it_and_then_everything(influx: InfluxD
     assert len(influx.points("metrics", "uid='slow'")) == 300
 
 
+@pytest.mark.slow
 @pytest.mark.case("C050")
 def test_a_server_that_was_away_for_long_is_filled_up(victoria: VictoriaMetrics) -> None:
     """Absent, then in all kinds of trouble, then well: no row is missing."""

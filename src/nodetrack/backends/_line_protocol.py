@@ -128,7 +128,7 @@ class Lines:
                 yield line
 
     def _enter(self, batch: Batch) -> None:
-        if batch.run is self._run and batch.writer == self._writer:
+        if batch.run == self._run and batch.writer == self._writer:
             return
         run = self._run = batch.run
         self._writer = batch.writer

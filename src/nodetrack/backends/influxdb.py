@@ -75,7 +75,8 @@ class InfluxdbConfig(BackendConfig):
 
     def destination(self) -> str:
         """See BackendConfig."""
-        return f"{self.url} org={self.org} bucket={self.bucket}"
+        org = f" of {self.org}" if self.org else ""
+        return f"{self.url}, bucket {self.bucket}{org}"
 
     def public(self) -> dict[str, JsonValue]:
         """See BackendConfig. The place as well where it came from the environment: another process may lack

@@ -452,7 +452,7 @@ def test_the_environment_says_where_and_with_what(
     monkeypatch.setenv("INFLUXDB_ORG", "")
     monkeypatch.setenv("INFLUXDB_V2_ORG", "org")
     config = parse_backends(["influxdb"])["influxdb"]
-    assert config.destination() == f"{server.url} org=org bucket=nodetrack"
+    assert config.destination() == f"{server.url}, bucket nodetrack of org"
     assert config.public() == {"kind": "influxdb", "url": server.url, "org": "org", "bucket": "nodetrack"}
     InfluxdbBackend(cast("InfluxdbConfig", config)).open(RUN)
     assert server.requests[0].headers["Authorization"] == "Token from the environment"
