@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -32,13 +33,14 @@ for step in range(first, first + 50):
     run.log({"loss": 1 / (1 + step), "first": first}, step=step)
 run.finish()
 """
-#: Delivery as `nodetrack sync` does it, in small batches, so that a kill meets it in the middle.
+#: Delivery as `nodetrack sync` does it, record by record, so that a kill meets it in the middle.
 DELIVER = """
 import sys
 from pathlib import Path
+from nodetrack.backends import _tensorboard_events
 from nodetrack.backends.tensorboard import TensorboardBackend, TensorboardConfig
 from nodetrack.delivery.engine import Delivery
-backend = TensorboardBackend(TensorboardConfig(log_dir=Path("logs"), batch_rows=7))
+backend = TensorboardBackend(TensorboardConfig(log_dir=Path("logs"), batch_rows=1))
 delivery = Delivery(Path(sys.argv[1]), "p", {"tensorboard": backend}, follow=False)
 print("ready", flush=True)
 delivery.start()
@@ -118,8 +120,7 @@ def test_a_delivery_that_is_killed_at_any_moment_leaves_each_row_once() -> None:
     for first in (0, 40, 80, 120):
         node(first, "offline")
     [run] = TrackingFolder(Path(".nodetrack")).runs("p")
-    code = -signal.SIGKILL
-    delay = 0.0
+    moments, code = random.Random(5), -signal.SIGKILL
     while code != 0:
         process = subprocess.Popen(
             [sys.executable, "-c", DELIVER, str(run.folder)], stdout=subprocess.PIPE, text=True
@@ -127,10 +128,9 @@ def test_a_delivery_that_is_killed_at_any_moment_leaves_each_row_once() -> None:
         assert process.stdout is not None
         with process.stdout, contextlib.suppress(subprocess.TimeoutExpired):
             process.stdout.readline()
-            process.wait(delay)
+            process.wait(moments.uniform(0.05, 0.3))
         process.kill()
         code = process.wait()
-        delay += 0.1
     assert shown("v") == logged("v")
     assert len(event_files()) == 4
 
