@@ -35,7 +35,7 @@ PROGRAMS = {
     """,
     "bar": """
         for percent in range(0, 101):
-            print(f"\\r{percent:3}%|{'#' * (percent // 5):20}|", end="", file=sys.stderr, flush=percent % 7 < 1)
+            print(f"\\r{percent:3}%|{'#' * (percent // 5):20}|", end="", file=sys.stderr, flush=percent > 9)
         print(file=sys.stderr)
         for percent in range(0, 101):
             print(f"{percent}%", end="\\r")

@@ -7,14 +7,16 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from nodetrack.errors import JournalError
 from nodetrack.journal.folder import AttemptFolder, AttemptState, RunFolder, State
 from nodetrack.journal.reader import SegmentReader
 from nodetrack.journal.recover import read_header
 from nodetrack.journal.segment import segment_paths
-from nodetrack.records import AttemptFinished, Record, Row
+from nodetrack.records import AttemptFinished, ConsoleLine, Record, Row
+
+Timed = TypeVar("Timed", Row, ConsoleLine)
 
 
 class Logged(NamedTuple):
@@ -22,13 +24,6 @@ class Logged(NamedTuple):
 
     attempt: AttemptFolder
     record: Record | AttemptState
-
-
-class FollowedRow(NamedTuple):
-    """A row and the attempt that logged it."""
-
-    attempt: AttemptFolder
-    row: Row
 
 
 class RunFollower:
@@ -49,16 +44,17 @@ class RunFollower:
         self._states: dict[str, State] = {}
         self._settled: set[str] = set()
 
-    def newest(self, count: int, wanted: Callable[[Row], bool]) -> list[FollowedRow]:
-        """The last `count` rows that are wanted, in order, reading no more segments than that takes.
+    def newest(self, kind: type[Timed], count: int, wanted: Callable[[Timed], bool]) -> list[Logged]:
+        """The last `count` records of a kind that are wanted, in order, reading no more segments than that
+        takes.
 
         What is added later is what `added` begins with.
         """
-        found: list[FollowedRow] = []
+        found: list[Logged] = []
         for attempt in reversed(self._known_attempts()):
             missing = count - len(found)
-            rows = self._newest_of(attempt, missing, wanted, is_last=not self._readers)
-            found = [*(FollowedRow(attempt, row) for row in rows), *found]
+            last: list[Timed] = self._newest_of(attempt, kind, missing, wanted, is_last=not self._readers)
+            found[:0] = [Logged(attempt, record) for record in last]
         self._settled = {attempt.id for attempt in self._known_attempts()[:-1]}
         return found
 
@@ -99,25 +95,29 @@ class RunFollower:
         return [self._attempts[attempt.id] for attempt in present]
 
     def _newest_of(
-        self, attempt: AttemptFolder, count: int, wanted: Callable[[Row], bool], *, is_last: bool
-    ) -> list[Row]:
-        """The last rows of an attempt. The processes that share it (after a fork) are merged by time."""
+        self,
+        attempt: AttemptFolder,
+        kind: type[Timed],
+        count: int,
+        wanted: Callable[[Timed], bool],
+        *,
+        is_last: bool,
+    ) -> list[Timed]:
+        """The last records of an attempt. The processes that share it (after a fork) are merged by time."""
         streams = []
         for paths in _by_writer(segment_paths(attempt.folder)):
-            stream: deque[Row] = deque(maxlen=max(0, count))
+            stream: deque[Timed] = deque(maxlen=max(0, count))
             for path in reversed(paths):
                 may_grow = is_last and path == paths[-1]
                 if len(stream) < count or may_grow:
-                    rows = deque(filter(wanted, self._rows(path)), maxlen=count - len(stream))
-                    stream.extendleft(reversed(rows))
+                    of_kind = (record for record in self._read(path) if isinstance(record, kind))
+                    records = deque(filter(wanted, of_kind), maxlen=count - len(stream))
+                    stream.extendleft(reversed(records))
                 else:
                     self._passed.add(path)
             streams.append(stream)
-        merged = heapq.merge(*streams, key=lambda row: row.time_ns)
+        merged = heapq.merge(*streams, key=lambda record: record.time_ns)
         return list(deque(merged, maxlen=max(0, count)))
-
-    def _rows(self, path: Path) -> Iterator[Row]:
-        return (record for record in self._read(path) if isinstance(record, Row))
 
     def _read(self, path: Path) -> Iterator[Record]:
         """What is new in one segment."""

@@ -10,7 +10,7 @@ import msgspec
 
 from nodetrack.delivery.account import Account, accounts
 from nodetrack.journal.folder import AttemptFolder, AttemptState, RunDetail, RunFolder, Series
-from nodetrack.records import JsonValue, StoredValue
+from nodetrack.records import JsonValue, StoredValue, SystemRow
 from nodetrack.run_summary import differences
 from nodetrack.version import version_key
 
@@ -60,6 +60,13 @@ class ConfigReport(msgspec.Struct, frozen=True):
     config: Mapping[str, JsonValue]
 
 
+class SystemReport(msgspec.Struct, frozen=True):
+    """A sample of the machine."""
+
+    time_ns: int
+    values: Mapping[str, StoredValue]
+
+
 class RunReport(msgspec.Struct, frozen=True):
     """A run as `show --json` prints it."""
 
@@ -74,6 +81,7 @@ class RunReport(msgspec.Struct, frozen=True):
     last_values_of: list[str]
     last_values: list[LastValues]
     events: list[EventReport]
+    system: SystemReport | None
     nonfinite: Mapping[str, int]
     damage: Mapping[str, JsonValue]
     #: What each backend has that the run was ever sent to.
@@ -100,10 +108,17 @@ def read_report(run: RunFolder, *, by_attempt: bool = False) -> RunReport:
         events=[
             EventReport(attempt, event.time_ns, event.name, event.data) for attempt, event in detail.events
         ],
+        system=_system(detail.system),
         nonfinite=dict(sorted(detail.nonfinite.items())),
         damage=msgspec.to_builtins(detail.damage),
         delivery=[*accounts(run.folder).values()],
     )
+
+
+def _system(sample: SystemRow | None) -> SystemReport | None:
+    if sample is None:
+        return None
+    return SystemReport(sample.time_ns, dict(zip(sample.names, sample.values, strict=True)))
 
 
 def _attempts(detail: RunDetail) -> list[AttemptReport]:

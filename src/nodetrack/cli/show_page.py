@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nodetrack.cli.delivery_page import in_one_line
-from nodetrack.cli.run_report import AttemptReport, EventReport, LastValues, RunReport
+from nodetrack.cli.run_report import AttemptReport, EventReport, LastValues, RunReport, SystemReport
 from nodetrack.cli.strict_json import json_line
 from nodetrack.cli.terminal import (
     ago,
@@ -22,6 +22,7 @@ from nodetrack.cli.terminal import (
     counted,
     duration,
     event_text,
+    in_bytes,
     moment,
     print_table,
     printable,
@@ -67,6 +68,8 @@ def _parts(report: RunReport, everything: bool) -> Iterator[tuple[str, list[Rend
         yield "Config changes", _config_changes(report.attempts, few)
     if report.last_values or report.summary:
         yield "Last values", _values(report, most, _ALL if everything else _VALUE_COLUMNS)
+    if report.system is not None:
+        yield f"Machine, {ago(report.system.time_ns)}", _system(report.system, most)
     events = [event for event in report.events if event.event != "define_metric"]
     if events:
         yield "Events", _events(events, few)
@@ -253,6 +256,21 @@ def _has_own_summary(report: RunReport) -> bool:
     for line in report.last_values:
         last.setdefault(line.metric, []).extend(line.values.values())
     return any(value not in last.get(name, ()) for name, value in report.summary.items())
+
+
+def _system(sample: SystemReport, most: int) -> list[RenderableType]:
+    listed = table("metric~", "value>")
+    for name, value in [*sample.values.items()][:most]:
+        listed.add_row(printable(name), _sampled(name, value))
+    return [listed, *_left_out(len(sample.values) - most, "more value")]
+
+
+def _sampled(name: str, value: StoredValue) -> str:
+    if isinstance(value, Mapping):
+        return value_text(value)
+    if name.endswith("_bytes"):
+        return in_bytes(value)
+    return f"{in_bytes(value)}/s" if name.endswith("_bytes_per_second") else value_text(value)
 
 
 def _events(events: Sequence[EventReport], most: int) -> list[RenderableType]:

@@ -1,4 +1,4 @@
-"""`nodetrack tail`: the newest rows of a run, one line each, and those that come."""
+"""`nodetrack tail`: the newest rows of a run, one line each, and those that come; or what it printed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from nodetrack.cli.command import (
     note,
     open_folder,
 )
-from nodetrack.cli.follow import RunFollower
+from nodetrack.cli.follow import Logged, RunFollower
 from nodetrack.cli.rows import row_as_json
 from nodetrack.cli.strict_json import json_line
 from nodetrack.cli.terminal import clock, console, event_text, moment, printable, state_text, value_text
+from nodetrack.errors import UsageError
 from nodetrack.journal.folder import AttemptFolder, AttemptState
 from nodetrack.journal.views import ViewRow
-from nodetrack.records import AttemptFinished, Event, Record, Row, StoredValue
+from nodetrack.records import AttemptFinished, ConsoleLine, Event, Record, Row, StoredValue
 
 _LOOK_SECONDS: Final = 0.5
 _GAP: Final = "  "
@@ -52,16 +53,25 @@ def tail(
             metavar="REGEX", help="Only metrics in whose name this is found, and rows that have one."
         ),
     ] = None,
+    of_console: Annotated[
+        bool, typer.Option("--console", help="Instead: the lines that the node printed, with their times.")
+    ] = False,
     project: Project = None,
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the newest rows as they were logged, one line each. --json prints one object a line."""
+    if of_console and metric is not None:
+        raise UsageError("A printed line has no metrics: give --console or --metric.")
     pattern = compiled(metric)
     found = find_run(open_folder(folder), run, project)
-    lines = _JsonLines(found.id, pattern) if as_json else _Lines(console(), pattern)
+    teller: _Teller
+    if of_console:
+        teller = _JsonConsole(found.id) if as_json else _ConsoleLines(console())
+    else:
+        teller = _JsonLines(found.id, pattern) if as_json else _Lines(console(), pattern)
     try:
-        _tell(RunFollower(found), lines, count, follow=follow)
+        _tell(RunFollower(found), teller, count, follow=follow)
     except KeyboardInterrupt:  # the way to end --follow
         if sys.stdout.isatty():
             typer.echo()  # behind the ^C
@@ -72,11 +82,11 @@ class _Teller(Protocol):
 
     @property
     def nothing_fits(self) -> str:
-        """The remark for a run of which no row is wanted; "" if all are."""
+        """The remark for a run of which nothing is wanted; "" if there is nothing to say."""
         ...
 
-    def wants(self, row: Row) -> bool:
-        """Whether the row has anything to print."""
+    def newest(self, follower: RunFollower, count: int) -> list[Logged]:
+        """The last records that are worth printing."""
         ...
 
     def tell(self, attempt: AttemptFolder, record: Record | AttemptState) -> None:
@@ -85,9 +95,9 @@ class _Teller(Protocol):
 
 
 def _tell(follower: RunFollower, teller: _Teller, count: int, *, follow: bool) -> None:
-    newest = follower.newest(count, teller.wants)
-    for attempt, row in newest:
-        teller.tell(attempt, row)
+    newest = teller.newest(follower, count)
+    for attempt, record in newest:
+        teller.tell(attempt, record)
     if count and not newest and teller.nothing_fits:
         note(teller.nothing_fits)
     told: set[Path] = set()
@@ -115,8 +125,12 @@ class _Chooser:
         pattern = self._pattern.pattern
         return f"No row has a metric in whose name {pattern!r} is found." if pattern else ""
 
-    def wants(self, row: Row) -> bool:
+    def newest(self, follower: RunFollower, count: int) -> list[Logged]:
         """See _Teller."""
+        return follower.newest(Row, count, self.wants)
+
+    def wants(self, row: Row) -> bool:
+        """Whether the row has anything to print."""
         return any(self._pattern.search(name) for name in row.names)
 
     def chosen(self, row: Row) -> dict[str, StoredValue]:
@@ -139,11 +153,10 @@ class _JsonLines(_Chooser):
             typer.echo(json_line(row_as_json(self._run, row)))
 
 
-class _Lines(_Chooser):
-    """Rows for people, with a line where an attempt begins, ends, or something happens to it."""
+class _Printer:
+    """Prints for people, with a line where an attempt begins, ends, or something happens to it."""
 
-    def __init__(self, screen: Console, pattern: re.Pattern[str]) -> None:
-        super().__init__(pattern)
+    def __init__(self, screen: Console) -> None:
         self._screen = screen
         self._attempt = ""
 
@@ -161,8 +174,6 @@ class _Lines(_Chooser):
         self._screen.print(line, soft_wrap=True)
 
     def _line(self, record: Record | AttemptState) -> Text | None:
-        if isinstance(record, Row) and self.wants(record):
-            return self._row(record)
         if isinstance(record, Event) and record.name != "define_metric":
             return _timed(record.time_ns, Text(_event_words(record), style="yellow"))
         if isinstance(record, AttemptFinished):
@@ -170,6 +181,19 @@ class _Lines(_Chooser):
         if isinstance(record, AttemptState):
             return _timed(record.ended_ns or time.time_ns(), state_text(record.state, record.reason))
         return None
+
+
+class _Lines(_Chooser, _Printer):
+    """Rows for people."""
+
+    def __init__(self, screen: Console, pattern: re.Pattern[str]) -> None:
+        _Chooser.__init__(self, pattern)
+        _Printer.__init__(self, screen)
+
+    def _line(self, record: Record | AttemptState) -> Text | None:
+        if isinstance(record, Row):
+            return self._row(record) if self.wants(record) else None
+        return super()._line(record)
 
     def _row(self, row: Row) -> Text:
         """One line; in a terminal that is too narrow, the values go on below, up to a bound."""
@@ -182,6 +206,39 @@ class _Lines(_Chooser):
             lines = [*lines[: _MOST_LINES - 1], [Text(f"and {left_out} more: --metric chooses", style="dim")]]
         between = Text("\n" + " " * indent)
         return head.append(_GAP).append_text(between.join(Text(_GAP).join(line) for line in lines))
+
+
+class _OfConsole:
+    """Wants all lines that were printed."""
+
+    nothing_fits = "No line that the node printed was kept."
+
+    def newest(self, follower: RunFollower, count: int) -> list[Logged]:
+        """See _Teller."""
+        return follower.newest(ConsoleLine, count, lambda _: True)
+
+
+class _JsonConsole(_OfConsole):
+    """Printed lines as objects; nothing else."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+
+    def tell(self, attempt: AttemptFolder, record: Record | AttemptState) -> None:
+        """See _Teller."""
+        if isinstance(record, ConsoleLine):
+            told = {"time_ns": record.time_ns, "stream": record.stream, "text": record.text}
+            typer.echo(json_line({"run": self._run, "attempt": attempt.id, **told}))
+
+
+class _ConsoleLines(_OfConsole, _Printer):
+    """Printed lines for people; those of standard error in another colour."""
+
+    def _line(self, record: Record | AttemptState) -> Text | None:
+        if isinstance(record, ConsoleLine):
+            style = "yellow" if record.stream == "stderr" else ""
+            return _timed(record.time_ns, Text(printable(record.text.expandtabs()), style=style))
+        return super()._line(record)
 
 
 def _attempt_line(attempt: AttemptFolder) -> Text:

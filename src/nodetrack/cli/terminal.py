@@ -185,6 +185,14 @@ def number(value: float) -> str:
     return f"{value:.6g}" if value - value == 0.0 else nonfinite_word(value)
 
 
+def in_bytes(value: float) -> str:
+    """A number of bytes in its largest unit: `1.50 GB`."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.2f} {unit}"
+    return f"{value:.0f} bytes"
+
+
 def value_text(value: StoredValue) -> str:
     """A logged value in a few words: a number, or what kind of typed value it is."""
     if not isinstance(value, Mapping):

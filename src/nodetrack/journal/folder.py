@@ -35,6 +35,7 @@ from nodetrack.records import (
     Row,
     StoredValue,
     SummarySet,
+    SystemRow,
 )
 from nodetrack.version import version_key
 
@@ -265,6 +266,8 @@ class RunDetail(msgspec.Struct, kw_only=True):
     #: The newest values that each attempt logged.
     last_by_attempt: dict[str, dict[Series, StoredValue]] = {}
     events: list[tuple[str, Event]] = []
+    #: The newest sample of the machine.
+    system: SystemRow | None = None
     nonfinite: dict[str, int] = {}
     damage: Damage = msgspec.field(default_factory=Damage)
 
@@ -339,6 +342,8 @@ class RunFolder:
                     newest.see(record)
                     if aggregates:
                         aggregates.see(record.items())
+                elif isinstance(record, SystemRow):
+                    detail.system = record
                 elif isinstance(record, AttemptFinished):
                     finish = record
                 elif isinstance(record, ConfigSet):

@@ -28,7 +28,7 @@ def follow(run: Run) -> RunFollower:
 
 def newest(follower: RunFollower, count: int) -> list[int]:
     """The steps of the newest rows."""
-    return [row.step for _, row in follower.newest(count, lambda _: True)]
+    return [row.step for _, row in follower.newest(Row, count, lambda _: True)]
 
 
 def added(follower: RunFollower) -> list[int]:

@@ -12,6 +12,9 @@ import pytest
 
 from nodetrack import Histogram, Text
 from nodetrack.cli.terminal import clock
+from nodetrack.delivery.companion import companion_writer
+from nodetrack.journal.recover import read_header
+from nodetrack.journal.writer import KeySet
 
 if TYPE_CHECKING:
     from conftest import Lab
@@ -345,3 +348,21 @@ def test_a_mark_of_the_journal_is_nothing_for_people(lab: Lab) -> None:
     assert lab.out("tail", "miner-1").count("\n") == 7
     assert "Damage" not in lab.out("show", "miner-1")
     assert lab.run("journal", "verify").exit_code == 0
+
+
+def test_the_newest_sample_of_the_machine_is_shown_in_readable_units(lab: Lab) -> None:
+    with lab.start() as run:
+        lab.log_steps(run, range(3))
+    assert lab.json("show", "miner-1", "--json")["system"] is None
+    of = read_header(run.folder / run.attempt / "segment-000001.ntj")
+    assert of is not None
+    writer = companion_writer(run.folder / run.attempt, of)
+    names = ("system/memory_used_bytes", "system/disk_read_bytes_per_second", "system/cpu_percent")
+    for values in ([1, 2, 3], [1_500_000_000, 2_500.0, 12.5]):
+        writer.write_system(KeySet(names, {}), 1_764_547_200_000_000_000, values)
+    writer.close()
+    report = lab.json("show", "miner-1", "--json")
+    assert report["system"]["values"] == dict(zip(names, [1_500_000_000, 2_500.0, 12.5], strict=True))
+    assert report["rows"] == 3
+    [machine] = [lines for title, lines in parts(lab.out("show", "miner-1")).items() if "Machine" in title]
+    assert [line.split(maxsplit=1)[1] for line in machine[2:]] == ["1.50 GB", "2.50 kB/s", "12.5"]

@@ -249,3 +249,55 @@ def test_follow_tells_of_alerts_and_rewinds(lab: Lab) -> None:
     )
     assert line(tail).split()[1:] == ["alert", "look:", "at", "it"]
     assert nodetrack.run is run
+
+
+# -- what the node printed ------------------------------------------------------------------------------
+
+_PRINTS = """
+print("one")
+run.log({"a": 1.0}, step=0)
+print("two\\tcolumns", file=sys.stderr)
+print("three")
+"""
+
+
+def test_the_lines_that_a_node_printed_are_told_with_their_times(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NODETRACK_CONSOLE", "true")
+    assert lab.node(_PRINTS).returncode == 0
+    head, *lines = lab.out("tail", "miner-1", "--console", "-n", "3").splitlines()
+    assert head.startswith("attempt 0001-")
+    assert [line.split("  ", 1)[1] for line in lines] == ["one", "two     columns", "three"]
+    told = lab.lines("tail", "miner-1", "--console", "--json")
+    assert [(line["stream"], line["text"]) for line in told][-3:] == [
+        ("stdout", "one"),
+        ("stderr", "two\tcolumns"),
+        ("stdout", "three"),
+    ]
+    assert told[0].keys() == {"run", "attempt", "time_ns", "stream", "text"}
+
+
+def test_lines_that_are_printed_meanwhile_are_followed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODETRACK_CONSOLE", "true")
+    node = lab.open_node('print("ready")\nfor line in sys.stdin: print("heard", line.strip())')
+    assert line(node) == "ready\n"
+    tail = lab.open_program("tail", "miner-1", "--console", "--follow", "--json", "-n", "1")
+    assert '"ready"' in line(tail)
+    tell(node, "me")
+    assert '"heard me"' in line(tail)
+
+
+def test_a_node_whose_console_is_not_kept_has_no_lines(lab: Lab) -> None:
+    assert lab.node(_PRINTS).returncode == 0
+    result = lab.run("tail", "miner-1", "--console")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "No line that the node printed was kept." in result.stderr
+
+
+def test_printed_lines_have_no_metrics(lab: Lab) -> None:
+    with lab.start() as run:
+        lab.log_steps(run, range(3))
+    result = lab.run("tail", "miner-1", "--console", "--metric", "a")
+    assert result.exit_code == 2
+    assert "give --console or --metric" in result.stderr
