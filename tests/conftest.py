@@ -13,7 +13,7 @@ import pytest
 pytest_plugins = ["tests.servers.plugin"]
 
 #: Variables that change what nodetrack or wandb do, or what rank a process believes to have.
-_PREFIXES = ("NODETRACK_", "WANDB_", "SLURM_", "OMPI_")
+_PREFIXES = ("NODETRACK_", "WANDB_", "INFLUXDB_", "MLFLOW_", "AIM_", "SLURM_", "OMPI_")
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 #: A test that has no backends starts no process, and its own output is not journalled.
 _QUIET = {"NODETRACK_SYSTEM_SECONDS": "0", "NODETRACK_CONSOLE": "false"}
