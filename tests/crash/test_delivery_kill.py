@@ -86,7 +86,7 @@ def kill(pid: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.case("C019")
+@pytest.mark.case("C036")
 def test_a_node_killed_at_any_moment_is_sent_to_its_last_row(jsonlines: Jsonlines, tmp_path: Path) -> None:
     """One node, killed again and again: the backend has what was acknowledged, and knows of each end."""
     moments, expected, kills = random.Random(5), set[int](), 8
@@ -145,7 +145,6 @@ def test_both_killed_and_started_again_catches_up(jsonlines: Jsonlines, tmp_path
     assert read_cursors(run.folder)["jsonlines"].rows() == len(list(all_rows(run))), "each row counted once"
 
 
-@pytest.mark.case("C036")
 def test_a_node_in_a_container_of_its_own_is_sent_at_the_next_start(
     jsonlines: Jsonlines, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from nodetrack.delivery.companion import companion_writer
 from nodetrack.delivery.engine import Delivery
 from nodetrack.delivery.life_line import LifeLine
 from nodetrack.delivery.process import ALL_SENT, SOME_LEFT
+from nodetrack.delivery.prune import Pruner
 from nodetrack.delivery.speaker import Speaker
 from nodetrack.delivery.spec import Answer, Spec, decode_spec, name_of
 from nodetrack.delivery.system import SystemRecorder, SystemSampler
@@ -113,6 +114,15 @@ class _Child:
             follow=True,
             changed=self._speaker.take,
         )
+        self._pruner = Pruner(
+            spec.run_folder,
+            spec.header.attempt,
+            self._delivery.workers,
+            is_whole=len(self._delivery.workers) == len(spec.backends),
+            keep_bytes=spec.keep_bytes,
+            max_bytes=spec.max_bytes,
+            warn=lambda sentence: self._speaker.say(Answer("", "remark", sentence)),
+        )
 
     def _backends(self) -> dict[str, Backend[Any]]:
         """Those that can be made. The trainer has parsed them all, so a fault here is one of the set-up."""
@@ -146,6 +156,7 @@ class _Child:
         self._safely(self._sample)
         self._safely(self._sync)
         self._safely(self._companion.tend)
+        self._safely(self._pruner.prune)
         self._safely(_limit_log)
 
     def _safely(self, call: Callable[[], object]) -> None:
@@ -197,6 +208,7 @@ class _Child:
         if not done:
             self._delivery.stop()
             self._delivery.join(max(0.0, limit - time.monotonic()))
+        self._safely(self._pruner.prune)
         self._speaker.flush()
         states = [status.state for status in self._delivery.statuses().values()]
         complete = done and all(state == "done" for state in states)

@@ -27,7 +27,10 @@ class Remarks:
 
     def take(self, answer: Answer) -> None:
         """Note an answer."""
-        self.answers[answer.backend] = answer
+        if answer.state == "remark":
+            self._warn(answer.message)
+        else:
+            self.answers[answer.backend] = answer
 
     @property
     def unsettled(self) -> list[str]:

@@ -78,6 +78,7 @@ class Source:
         entry.offset = taken.end
         entry.rows += taken.rows - refused
         entry.quarantined += refused
+        entry.lost -= min(entry.lost, taken.rows)  # removed while it was under way: it has arrived after all
         entry.writer = taken.batch.writer
         steps = [row.step for row in taken.batch.rows]
         if steps:

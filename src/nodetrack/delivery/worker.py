@@ -131,10 +131,12 @@ class Worker:
         with self._cursor_lock:
             return self._cursor.progress(attempt, segment_name).offset
 
-    def note_lost(self, attempt: str, segment_name: str, rows: int) -> None:
+    def note_lost(self, attempt: str, segment_name: str, writer: int, rows: int) -> None:
         """So many rows of a segment were removed from the journal before the backend had them."""
         with self._cursor_lock:
-            self._cursor.progress(attempt, segment_name).lost += rows
+            entry = self._cursor.progress(attempt, segment_name)
+            entry.writer = writer
+            entry.lost += rows
         self._save()
 
     # -- the thread ----------------------------------------------------------------------------------
