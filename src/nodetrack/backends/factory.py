@@ -63,7 +63,7 @@ def known_kinds() -> tuple[str, ...]:
 
 
 def backend_class(kind: str) -> type[Backend[Any]]:
-    """The class of a kind. Raises UnknownBackendError, or BackendError for a plug-in that cannot be loaded."""
+    """The class of a kind. Raises UnknownBackendError, or BackendError for a plug-in that cannot be used."""
     if kind in _OURS:
         module, name = _OURS[kind]
         ours: type[Backend[Any]] = getattr(import_module(module), name)
@@ -75,12 +75,13 @@ def backend_class(kind: str) -> type[Backend[Any]]:
         found = entry_point.load()
     except Exception as error:  # whatever somebody else's module does when it is imported
         raise BackendError(
-            f"The backend {kind!r} of {_origin(entry_point)} cannot be loaded ({type(error).__name__}: {error})."
+            f"The backend {kind!r} of {_origin(entry_point)} cannot be loaded "
+            f"({type(error).__name__}: {error})."
         ) from error
     if not (isinstance(found, type) and issubclass(found, Backend) and hasattr(found, "config_class")):
         raise BackendError(
-            f"The backend {kind!r} of {_origin(entry_point)} is no subclass of nodetrack.backends.base.Backend "
-            "with a config_class."
+            f"The backend {kind!r} of {_origin(entry_point)} is no subclass of "
+            "nodetrack.backends.base.Backend with a config_class."
         )
     return found
 
@@ -118,6 +119,9 @@ def _parse(kind: str, options: Mapping[str, object]) -> BackendConfig:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "options"
+        if first["type"] == "extra_forbidden":  # its value may be a secret under a misspelt name
+            known = ", ".join(config_class.model_fields)
+            raise SettingsError(f"The backend {kind!r} has no option {place!r}; it has {known}.") from None
         shown = "***" if place in _secret_fields(config_class) else repr(first["input"])
         raise SettingsError(f"The backend {kind!r} cannot take {place}={shown}: {first['msg']}.") from None
 
