@@ -20,7 +20,7 @@ from nodetrack.backends.factory import parse_backends
 from nodetrack.cli.command import FOUND_WRONG, INTERRUPTED, ends_well, note
 from nodetrack.cli.demo_page import print_report
 from nodetrack.cli.strict_json import json_text
-from nodetrack.cli.sync_jobs import Written, written_backends
+from nodetrack.cli.sync_jobs import Written, take_variables_from_dotenv, written_backends
 from nodetrack.cli.terminal import console as standard_console
 from nodetrack.demo.defaults import DemoHparams
 from nodetrack.demo.display import Display, LiveDisplay, PlainDisplay
@@ -112,6 +112,7 @@ def _backends(given: str | None, folder: DemoFolder) -> list[Written]:
         written = resolve().settings.backends or (["tensorboard"] if _is_installed("tensorboard") else [])
     here = {"kind": "tensorboard", "log_dir": str(folder.tensorboard.absolute())}
     entries = [here if entry == "tensorboard" else entry for entry in written]
+    take_variables_from_dotenv(entries)
     parse_backends(entries)
     return entries
 

@@ -25,17 +25,10 @@ from nodetrack.cli.command import (
 from nodetrack.cli.delivery_page import Line, delivery_json, print_delivery, sync_command
 from nodetrack.cli.strict_json import json_text
 from nodetrack.cli.sync_display import LiveDisplay, PlainDisplay
-from nodetrack.cli.sync_jobs import (
-    Job,
-    choose_runs,
-    make_plan,
-    take_variables_from_dotenv,
-    tracking_folders,
-)
+from nodetrack.cli.sync_jobs import Job, Planner, has_something_to_send
 from nodetrack.cli.sync_sending import End, Sender
 from nodetrack.cli.terminal import console, counted
 from nodetrack.delivery.account import Account, account_of
-from nodetrack.errors import UsageError
 from nodetrack.journal.cursor import Cursor, read_cursors
 from nodetrack.journal.folder import RunFolder
 
@@ -80,17 +73,16 @@ def sync(
     as_json: AsJson = False,
 ) -> None:
     """Send what the backends do not have yet of some runs, or of all. What was sent is not sent again."""
-    tracking = open_folder(folder)
-    folders = tracking_folders(tracking)
-    chosen = choose_runs(folders, runs or (), project)
-    if not chosen:
-        raise UsageError(tracking.nothing_there(project))
-    plan = make_plan(chosen, backends, attempts or ())
-    take_variables_from_dotenv(plan.jobs)
+    planner = Planner(open_folder(folder), runs or (), project, backends, attempts or ())
+    jobs = planner.plan()
     screen = Console(stderr=True, highlight=False, emoji=False, markup=False)
     with LiveDisplay(screen) if screen.is_terminal else PlainDisplay() as display:
-        end = Sender(plan.jobs, display, follow=follow).run(timeout)
-    lines = [Line(job.run, job.name, _account(job)) for job in plan.jobs]
+        if follow:
+            sender = Sender(jobs, display, follow=True, find=None if runs else planner.look)
+        else:
+            sender = Sender(list(filter(has_something_to_send, jobs)), display)
+        end = sender.run(timeout)
+    lines = [Line(job.run, job.name, _account(job)) for job in planner.jobs]
     if as_json:
         typer.echo(json_text(_as_json(lines)))
     elif lines:
@@ -99,7 +91,7 @@ def sync(
     _tell_what_is_left(incomplete, end)
     if end == "stopped by Ctrl-C" and not follow:
         raise typer.Exit(INTERRUPTED)
-    if incomplete or plan.unusable:
+    if incomplete or planner.unusable:
         raise typer.Exit(FOUND_WRONG)
 
 

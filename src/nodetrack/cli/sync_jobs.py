@@ -11,9 +11,10 @@ from urllib.parse import unquote
 from pydantic import TypeAdapter, ValidationError
 
 from nodetrack.backends.base import BackendConfig
-from nodetrack.backends.factory import backend_class, kind_of, parse_backends
+from nodetrack.backends.factory import backend_class, kind_of, known_kinds, parse_backends
 from nodetrack.cli.command import find_run, note
 from nodetrack.cli.terminal import counted
+from nodetrack.delivery.account import has_grown_beyond
 from nodetrack.errors import NodetrackError, RunNotFoundError, UsageError
 from nodetrack.journal.cursor import read_cursors
 from nodetrack.journal.folder import RunFolder, TrackingFolder
@@ -37,11 +38,84 @@ class Job(NamedTuple):
         return kind_of(self.config)
 
 
-class Plan(NamedTuple):
-    """The jobs, and how many backends cannot be sent to as things are: each was told in a remark."""
+class Planner:
+    """Finds the jobs, and those of runs that begin later. `unusable` counts the backends of runs that cannot
+    be sent to as things are: each was told in a remark.
+    """
 
-    jobs: list[Job]
-    unusable: int
+    def __init__(
+        self,
+        tracking: TrackingFolder,
+        names: Sequence[str],
+        project: str | None,
+        given: str | None,
+        attempts: Sequence[str],
+    ) -> None:
+        self.jobs: list[Job] = []
+        self.unusable = 0
+        self._tracking, self._names, self._project = tracking, names, project
+        self._written = written_backends(given)
+        self._configured = resolve().settings.backends
+        self._attempts = attempts
+        self._known: set[Path] = set()
+
+    def plan(self) -> list[Job]:
+        """The jobs. Raises UsageError where there are none, RunNotFoundError, or what is wrong with a
+        backend's name or options.
+        """
+        runs = self._new_runs()
+        if not runs:
+            raise UsageError(self._tracking.nothing_there(self._project))
+        _check_attempts(self._attempts, runs)
+        if not self._jobs_of(runs) and not self.unusable:
+            raise UsageError(
+                "Nothing says where to send the rows: name backends with --backends or NODETRACK_BACKENDS."
+            )
+        return self.jobs
+
+    def look(self) -> list[Job]:
+        """The jobs of runs that have begun since the last look."""
+        return self._jobs_of(self._new_runs())
+
+    def _new_runs(self) -> list[RunFolder]:
+        runs = choose_runs(tracking_folders(self._tracking), self._names, self._project)
+        return [run for run in runs if run.folder not in self._known]
+
+    def _jobs_of(self, runs: Sequence[RunFolder]) -> list[Job]:
+        found: list[Job] = []
+        nowhere = 0
+        for run in runs:
+            self._known.add(run.folder)
+            ids = choose_attempts(run, self._attempts)
+            configs = [] if ids == () else self._configs(run)
+            nowhere += configs is None
+            found += [Job(run, _name(run), config, ids) for config in configs or ()]
+        if nowhere:
+            note(f"Never sent anywhere so far: {counted(nowhere, 'run')}. --backends says where to.")
+        self.jobs += found
+        return found
+
+    def _configs(self, run: RunFolder) -> list[BackendConfig] | None:
+        """The backends to send the run to; None if nothing names any. Those of an earlier time may be unusable
+        by now, which costs no other.
+        """
+        recorded = {kind: cursor.config for kind, cursor in read_cursors(run.folder).items()}
+        asked_for = self._configured if self._written is None else self._written
+        if not asked_for and not recorded:
+            return None
+        entries = [*_with_options(asked_for or tuple(recorded.values()), self._configured, recorded)]
+        take_variables_from_dotenv(entries)
+        parsed = parse_backends(entries).values() if asked_for else self._recorded_configs(entries)
+        is_named = self._written is not None
+        return [config for config in parsed if _is_delivered_to(config, is_named=is_named)]
+
+    def _recorded_configs(self, entries: Sequence[Written]) -> Iterator[BackendConfig]:
+        for entry in entries:
+            try:
+                yield from parse_backends([entry]).values()
+            except NodetrackError as error:  # the others are sent all the same
+                self.unusable += 1
+                note(str(error))
 
 
 # -- runs ----------------------------------------------------------------------------------------------
@@ -94,6 +168,16 @@ def choose_attempts(run: RunFolder, wanted: Sequence[str]) -> tuple[str, ...] | 
     return tuple(dict.fromkeys(found))
 
 
+def _check_attempts(wanted: Sequence[str], runs: Sequence[RunFolder]) -> None:
+    """Raises UsageError for an attempt that no run has."""
+    ids = {folder.name for run in runs for folder in attempt_folders(run.folder)}
+    known = ids | {str(attempt_number(name)) for name in ids}
+    for word in wanted:
+        if word not in known:
+            named = " or ".join(run.id for run in runs)
+            raise UsageError(f"There is no attempt {word!r} of {named}; `nodetrack show` lists them.")
+
+
 # -- backends ------------------------------------------------------------------------------------------
 
 
@@ -110,43 +194,6 @@ def written_backends(given: str | None) -> tuple[Written, ...] | None:
         ) from None
 
 
-def make_plan(runs: Sequence[RunFolder], given: str | None, attempts: Sequence[str]) -> Plan:
-    """A job for each run and backend. Raises UsageError, or what a backend's own name or options raise."""
-    written, configured = written_backends(given), resolve().settings.backends
-    jobs: list[Job] = []
-    unusable = nowhere = 0
-    chosen = {run: choose_attempts(run, attempts) for run in runs}
-    _check_attempts(attempts, chosen)
-    for run, ids in chosen.items():
-        if ids == ():
-            continue
-        recorded = {kind: cursor.config for kind, cursor in read_cursors(run.folder).items()}
-        entries = written if written is not None else configured or tuple(recorded.values())
-        is_recorded = written is None and not configured
-        nowhere += not entries
-        for config in _configs(_with_options(entries, configured, recorded), skip_unusable=is_recorded):
-            unusable += config is None
-            if config is not None and _is_delivered_to(config, is_named=written is not None):
-                jobs.append(Job(run, _name(run), config, ids))
-    if not jobs and not unusable:
-        raise UsageError(
-            "Nothing says where to send the rows: name backends with --backends or NODETRACK_BACKENDS."
-        )
-    if nowhere:
-        note(f"Never sent anywhere so far: {counted(nowhere, 'run')}. --backends says where to.")
-    return Plan(jobs, unusable)
-
-
-def _check_attempts(wanted: Sequence[str], chosen: Mapping[RunFolder, tuple[str, ...] | None]) -> None:
-    """Raises UsageError for an attempt that no run has."""
-    found = {name for ids in chosen.values() for name in ids or ()}
-    known = found | {str(attempt_number(name)) for name in found}
-    for word in wanted:
-        if word not in known:
-            runs = " or ".join(run.id for run in chosen)
-            raise UsageError(f"There is no attempt {word!r} of {runs}; `nodetrack show` lists them.")
-
-
 def _with_options(
     entries: Sequence[Written], configured: Sequence[Written], recorded: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Written]:
@@ -154,18 +201,6 @@ def _with_options(
     options = {str(entry.get("kind")): entry for entry in configured if isinstance(entry, Mapping)}
     for entry in entries:
         yield options.get(entry) or recorded.get(entry) or entry if isinstance(entry, str) else entry
-
-
-def _configs(entries: Iterator[Written], *, skip_unusable: bool) -> Iterator[BackendConfig | None]:
-    if not skip_unusable:
-        yield from parse_backends(list(entries)).values()
-        return
-    for entry in entries:
-        try:
-            yield from parse_backends([entry]).values()
-        except NodetrackError as error:  # the others are sent all the same
-            note(str(error))
-            yield None
 
 
 def _is_delivered_to(config: BackendConfig, *, is_named: bool) -> bool:
@@ -177,19 +212,28 @@ def _is_delivered_to(config: BackendConfig, *, is_named: bool) -> bool:
     return not in_process
 
 
+def has_something_to_send(job: Job) -> bool:
+    """Whether there may be anything; if not, the backend need not even be asked."""
+    cursor = read_cursors(job.run.folder).get(job.backend)
+    if cursor is None or cursor.destination != job.config.destination():
+        return True
+    return has_grown_beyond(job.run.folder, cursor, job.attempts)
+
+
 def _name(run: RunFolder) -> str:
     return str(recover(run.folder).labels.get("name") or run.id)
 
 
-def take_variables_from_dotenv(jobs: Sequence[Job]) -> None:
+def take_variables_from_dotenv(entries: Sequence[Written]) -> None:
     """Credentials may stand in `.env`: what the backends read is set, unless it is already."""
     from dotenv import dotenv_values
 
-    names = {name for job in jobs for name in backend_class(job.backend).variables}
     try:
         values = dotenv_values(".env")
     except (OSError, ValueError):  # another program's, or no UTF-8
         return
-    for name in names - os.environ.keys():
-        if values.get(name):
-            os.environ[name] = str(values[name])
+    kinds = {entry if isinstance(entry, str) else str(entry.get("kind")) for entry in entries}
+    for kind in kinds.intersection(known_kinds()):
+        for name in backend_class(kind).variables:
+            if values.get(name):
+                os.environ.setdefault(name, str(values[name]))

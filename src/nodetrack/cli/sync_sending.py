@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -22,6 +22,8 @@ from nodetrack.journal.segment import segment_paths
 #: Each has its own connection and a batch in memory.
 _AT_ONCE: Final = 8
 _LOOK_SECONDS: Final = 0.1
+#: With --follow, how often runs are looked for that have begun meanwhile.
+_FIND_SECONDS: Final = 2.0
 #: How long those who are told to stop may take over the call that they are in.
 _STOP_SECONDS: Final = 10.0
 #: How long the last rows may take when --follow is ended.
@@ -116,14 +118,21 @@ class Sending:
 
 
 class Sender:
-    """All jobs, some of them under way. `ended` are those that came to an end, in that order."""
+    """All jobs, some of them under way. `find` is asked now and then for those that came since."""
 
-    def __init__(self, jobs: Sequence[Job], display: Display, *, follow: bool) -> None:
-        self.ended: list[Sending] = []
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        display: Display,
+        *,
+        follow: bool = False,
+        find: Callable[[], Sequence[Job]] | None = None,
+    ) -> None:
         self._waiting = deque(jobs)
         self._display = display
         self._follow = follow
-        self._most = len(jobs) if follow else _AT_ONCE
+        self._find = find
+        self._found_at = time.monotonic()
         self._active: list[Sending] = []
         self._told: dict[int, str] = {}
 
@@ -134,7 +143,7 @@ class Sender:
         try:
             while deadline is None or time.monotonic() < deadline:
                 self._look()
-                if not self._active:
+                if not self._active and self._find is None:
                     return "done"
                 time.sleep(_LOOK_SECONDS)
         except KeyboardInterrupt:  # the way to end --follow
@@ -148,14 +157,16 @@ class Sender:
         return end
 
     def _look(self) -> None:
-        while self._waiting and len(self._active) < self._most:
+        if self._find is not None and time.monotonic() > self._found_at + _FIND_SECONDS:
+            self._waiting.extend(self._find())
+            self._found_at = time.monotonic()
+        while self._waiting and (self._follow or len(self._active) < _AT_ONCE):
             self._active.append(Sending(self._waiting.popleft(), follow=self._follow))
         for sending in list(self._active):
             goes_on = sending.look()
             self._tell_of(sending)
             if not goes_on:
                 self._active.remove(sending)
-                self.ended.append(sending)
         self._display.show(self._active, len(self._waiting))
 
     def _tell_of(self, sending: Sending) -> None:
@@ -166,6 +177,7 @@ class Sender:
         self._told[id(sending)] = message
 
     def _send_the_last(self) -> None:
+        self._find = None
         for sending in self._active:
             sending.drain()
         deadline = time.monotonic() + _DRAIN_SECONDS
@@ -180,7 +192,6 @@ class Sender:
         for sending in self._active:
             if not sending.ends_within(max(0.0, deadline - time.monotonic())):
                 self._display.tell(f"{_who(sending.job)}: a call of the backend does not come back.")
-            self.ended.append(sending)
         self._active.clear()
 
 

@@ -155,6 +155,11 @@ def missing(
     return _by_attempt(_journalled(attempt, path, offset).behind(offset) for attempt, path, offset in unread)
 
 
+def has_grown_beyond(run_folder: Path, cursor: Cursor, attempts: Collection[str] | None = None) -> bool:
+    """Whether there is anything behind the cursor. Reads nothing; half a record counts as well."""
+    return any(True for _ in _unread(run_folder, cursor, attempts))
+
+
 def missing_rows(run_folder: Path, cursor: Cursor | None) -> int:
     """How many rows lie behind the cursor. Reads nothing else, so that it costs what is missing."""
     count = 0

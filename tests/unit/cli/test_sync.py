@@ -14,7 +14,7 @@ import pytest
 
 import nodetrack
 from nodetrack.delivery.lock import BackendLock
-from nodetrack.journal.cursor import CURSORS, read_cursors
+from nodetrack.journal.cursor import CURSORS, Cursor, CursorFile, read_cursors
 
 if TYPE_CHECKING:
     from tests.servers.plugin import Jsonlines
@@ -253,3 +253,37 @@ def test_follow_goes_on_until_ctrl_c_and_sends_the_last(lab: Lab, jsonlines: Jso
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
     assert output.splitlines()[2].split() == ["jsonlines", "5", "5", "0", "delivered"]
+
+
+def test_follow_finds_runs_that_begin_later(lab: Lab, jsonlines: Jsonlines) -> None:
+    attempt(lab, [1])
+    process = lab.open_program("sync", "--follow", "--json", "--backends", to(jsonlines, batch_seconds=0.05))
+    while 1 not in steps(jsonlines):
+        assert process.poll() is None
+    attempt(lab, [2], uid=2)
+    while 2 not in steps(jsonlines):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert [run["name"] for run in json.loads(output)["runs"]] == ["miner-1", "miner-2"]
+
+
+def test_a_backend_that_has_everything_is_not_even_asked(lab: Lab, jsonlines: Jsonlines) -> None:
+    attempt(lab, range(5))
+    lab.out("sync", "--backends", to(jsonlines))
+    jsonlines.spoil("open refuse")
+    assert "delivered" in lab.out("sync")
+
+
+def test_a_recorded_backend_that_cannot_be_used_keeps_no_other_from_its_rows(
+    lab: Lab, jsonlines: Jsonlines
+) -> None:
+    run = attempt(lab, range(5))
+    lab.out("sync", "--backends", to(jsonlines))
+    CursorFile(run.folder, "gone").write(Cursor(backend="gone", config={"kind": "gone"}))
+    attempt(lab, range(5, 10))
+    result = lab.run("sync")
+    assert result.exit_code == 1
+    assert "There is no backend named 'gone'" in result.stderr
+    assert steps(jsonlines) == list(range(10))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import nodetrack
-from nodetrack.delivery.account import MissingRange, accounts, missing, missing_rows
+from nodetrack.delivery.account import MissingRange, accounts, has_grown_beyond, missing, missing_rows
 from nodetrack.journal.cursor import Cursor, CursorFile
 from nodetrack.journal.reader import SegmentReader
 from nodetrack.journal.segment import segment_paths
@@ -75,6 +75,10 @@ def test_a_backend_that_has_every_record_lacks_nothing() -> None:
     cursor = cursor_behind(run, run.attempt, 10)
     assert missing(run.folder, cursor) == ()
     assert missing_rows(run.folder, cursor) == 0
+    assert not has_grown_beyond(run.folder, cursor)
+    logged([10])
+    assert has_grown_beyond(run.folder, cursor)
+    assert not has_grown_beyond(run.folder, cursor, [run.attempt])
 
 
 def test_rows_alone_are_not_all_the_end_of_the_attempt_is_missing_too() -> None:
