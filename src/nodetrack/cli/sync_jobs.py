@@ -96,7 +96,7 @@ class Planner:
         return found
 
     def _configs(self, run: RunFolder) -> list[BackendConfig] | None:
-        """The backends to send the run to; None if nothing names any. Those of an earlier time may be unusable
+        """The backends to send the run to; None if nothing names any. One of an earlier time may be unusable
         by now, which costs no other.
         """
         recorded = {kind: cursor.config for kind, cursor in read_cursors(run.folder).items()}
