@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+import urllib.parse
+import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
@@ -133,6 +139,59 @@ def test_a_delivery_that_is_killed_at_any_moment_leaves_each_row_once() -> None:
         code = process.wait()
     assert shown("v") == logged("v")
     assert len(event_files()) == 4
+
+
+@pytest.fixture
+def web() -> Iterator[Callable[..., Any]]:
+    """Asks TensorBoard's own web server, which reads `logs` with a program of its own, not in Python."""
+    where = ["--logdir", "logs", "--host", "127.0.0.1", "--port", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tensorboard.main", *where], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    address = next(found[0] for line in process.stderr if (found := re.search(r"http://[^ ]+/", line)))
+    # What it says from now on is read, so that it never waits for us.
+    reader = threading.Thread(target=process.stderr.read)
+    reader.start()
+
+    def ask(path: str, body: object = None) -> Any:
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(f"{address}data/{path}", data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            return json.load(answer)
+
+    yield ask
+    process.terminate()
+    process.wait(SECONDS)
+    reader.join()
+    process.stderr.close()
+
+
+@pytest.mark.slow
+def test_the_web_page_shows_the_attempts_and_compares_their_hyper_parameters(
+    request: pytest.FixtureRequest,
+) -> None:
+    for first in (0, 40):
+        node(first)
+    ask = request.getfixturevalue("web")
+    wanted = {"allowedStatuses": ["STATUS_SUCCESS"], "colParams": [], "startIndex": 0, "sliceSize": 10}
+    groups: list[Any] = []
+    end = time.monotonic() + SECONDS
+    while len(groups) < 2 and time.monotonic() < end:  # it reads at its own pace, ends of attempts last
+        time.sleep(0.1)
+        groups = ask("plugin/hparams/session_groups", {"experimentName": "", **wanted}).get(
+            "sessionGroups", []
+        )
+    [first, second] = sorted(name for name in ask("runs") if not name.endswith("system"))
+    points = ask(f"plugin/scalars/scalars?tag=latest/loss&run={urllib.parse.quote(second)}")
+    assert [step for _, step, _ in points] == list(range(40, 90))
+    assert points[0][2] == pytest.approx(1 / 41)
+    assert sorted((group["hparams"]["version"], group["hparams"]["first"]) for group in groups) == [
+        ("0.0.0", 0.0),
+        ("0.1.0", 40.0),
+    ]
+    [text] = ask(f"plugin/text/text?tag=run/config&run={urllib.parse.quote(first)}")
+    assert '"first": 0' in text["text"]
 
 
 def start(log_dir: Path) -> nodetrack.Run:
