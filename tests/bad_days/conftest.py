@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tests.bad_days.destinations import Influx, Lines, Mlflow, Victoria
+from tests.bad_days.destinations import Influx, Lines, Mlflow, Tensorboard, Victoria
 from tests.bad_days.node import Node
 from tests.servers.fault_proxy import FaultProxy
 from tests.servers.influxdb1 import influxdb1
@@ -40,6 +40,12 @@ def lines(jsonlines: Jsonlines) -> Lines:
     return Lines(jsonlines)
 
 
+@pytest.fixture
+def tensorboard(tmp_path: Path) -> Tensorboard:
+    """A folder for TensorBoard."""
+    return Tensorboard(tmp_path / "tensorboard")
+
+
 @pytest.fixture(scope="session")
 def victoria(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victoria]:
     """A real VictoriaMetrics."""
@@ -68,9 +74,9 @@ def proxy() -> Iterator[FaultProxy]:
         yield proxy
 
 
-@pytest.fixture(params=["victoria", "influx", "mlflow"])
+@pytest.fixture
 def remote(request: pytest.FixtureRequest, proxy: FaultProxy) -> Victoria | Influx | Mlflow:
-    """Each server in turn, reached through `proxy`."""
+    """The server that a test names, reached through `proxy`."""
     direct: Victoria | Influx | Mlflow = request.getfixturevalue(request.param)
     proxy.upstream = direct.own_url
     return type(direct)(direct.server, proxy.url)  # type: ignore[arg-type]  # its own kind of server

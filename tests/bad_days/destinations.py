@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.util.tensor_util import make_ndarray
 from tests.bad_days.node import Row
 from tests.servers.influxdb1 import BUCKET, InfluxDb1
 from tests.servers.mlflow_server import MlflowServer
@@ -37,6 +40,35 @@ class Lines:
             cast("Row", (line["step"], cast("list[float]", line["values"])[0]))
             for line in self.file.lines()
             if line["record"] == "Row" and line["run"] == run
+        )
+
+
+@dataclass
+class Tensorboard:
+    """A folder of event files, read with TensorBoard's own reader."""
+
+    log_dir: Path
+    idempotent = True
+    readable_after_seconds = 0.0
+
+    @property
+    def config(self) -> dict[str, object]:
+        """See Destination."""
+        return {"kind": "tensorboard", "log_dir": str(self.log_dir)}
+
+    def rows(self, run: str) -> Counter[Row]:
+        """See Destination."""
+        events = (
+            event
+            for path in self.log_dir.rglob("*tfevents*")
+            if run in path.parts
+            for event in EventFileLoader(str(path)).Load()
+        )
+        return Counter(
+            (event.step, make_ndarray(value.tensor).item())
+            for event in events
+            for value in event.summary.value
+            if value.tag == _METRIC
         )
 
 

@@ -34,6 +34,8 @@ Row = tuple[int, float]
 TRAINER = Path(__file__).with_name("trainer.py")
 #: How long anything may take before a test gives up: bounds on hanging, not measures of speed.
 PATIENCE_SECONDS = 60.0
+#: What a call that has a limit of its own, of 1 to 5 seconds, may take where a proxy hangs for 300.
+BOUND_SECONDS = 30.0
 _MARK = "NODETRACK_TEST_NODE"
 _SYNC = f"""
 import json, sys
@@ -86,6 +88,7 @@ class Node:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.tracking = self.folder / ".nodetrack"
         self.pause = 0.003
+        self.restart_pauses = [0.05] * 20
         self.settings: dict[str, object] = {
             "dir": str(self.tracking),
             "project": "bad-days",
@@ -127,6 +130,7 @@ class Node:
             "ledger": str(self._ledger),
             "first": len(self.tried()) + 1,
             "pause": self.pause,
+            "restart_pauses": self.restart_pauses,
         }
         with self._errors.open("ab") as errors:
             self._trainer = subprocess.Popen(
@@ -216,11 +220,12 @@ class Node:
         return [pid for pid, command in self.processes().items() if "delivery/__main__.py" in command]
 
     def kill_delivery(self) -> bool:
-        """SIGKILL the delivery process; False if there is none just now."""
-        found = self.delivery_processes()
+        """SIGKILL the delivery process and see it end; False if there is none just now."""
+        found = set(self.delivery_processes())
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        until(lambda: not found & set(self.delivery_processes()), "the end of a killed process")
         return bool(found)
 
     def wait_until_alone(self, seconds: float = PATIENCE_SECONDS) -> None:

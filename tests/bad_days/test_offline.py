@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from tests.bad_days.conftest import NewNode
-from tests.bad_days.destinations import Influx, Lines, Mlflow, Victoria
+from tests.bad_days.destinations import Influx, Lines, Mlflow, Tensorboard
 from tests.bad_days.node import Destination, Node, assert_arrived, encoded
 
 
 @pytest.fixture
-def everywhere(lines: Lines, victoria: Victoria, influx: Influx, mlflow: Mlflow) -> list[Destination]:
-    """One destination of each kind: a run may go to one influxdb at a time."""
-    return [lines, influx, mlflow]
+def everywhere(lines: Lines, influx: Influx, tensorboard: Tensorboard, mlflow: Mlflow) -> list[Destination]:
+    """One destination of each kind."""
+    return [lines, influx, tensorboard, mlflow]
 
 
 def offline_node(new_node: NewNode, attempts: int) -> Node:

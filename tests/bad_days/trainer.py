@@ -1,11 +1,12 @@
 """The trainer of the bad days: a real process that logs rows and says outside which calls have returned.
 
-    python trainer.py '{"settings": {...}, "ledger": "FILE", "first": 1, "pause": 0.003}'
+    python trainer.py '{"settings": {...}, "ledger": FILE, "first": 1, "pause": 0.01, "restart_pauses": []}'
 
 `settings` go to `nodetrack.init`. Each row has a step and a value that no other row has. The ledger, which is
 no part of nodetrack, gets `try STEP VALUE` before `log` is called and `done STEP VALUE` once it has returned,
-each by one `write`. What is read on standard input, one word a line: `stop` logging, `health`, `finish`; its
-end is `finish`. Answers go to standard output as lines of JSON.
+each by one `write`. `restart_pauses` are those before a delivery process is started again, shorter than
+nodetrack's own. What is read on standard input, one word a line: `stop` logging, `health`, `finish`; its end
+is `finish`. Answers go to standard output as lines of JSON.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import time
 import msgspec
 
 import nodetrack
+from nodetrack.delivery import process
 
 
 def main() -> None:
     order = json.loads(sys.argv[1])
     ledger = os.open(order["ledger"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    process.RESTART_PAUSES = tuple(order["restart_pauses"])
     began = time.monotonic()
     run = nodetrack.init(**order["settings"])
     tell(event="begun", run=run.id, attempt=run.attempt, seconds=time.monotonic() - began)
