@@ -390,3 +390,21 @@ def test_a_delivery_process_that_is_killed_is_back_before_anybody_notices(
     wait_for(lambda: steps(jsonlines) == [0])
     assert delivery_pid(run) != first
     assert run.health().warnings == []
+
+
+def test_the_trainer_syncs_only_while_nobody_does_it_for_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(process_module, "RESTART_PAUSES", (600.0,))
+    monkeypatch.setattr("nodetrack.journal.disk.sync", synced.append)
+    run = start()
+    run.log({"loss": 1.0})
+    run._attempt._tend()
+    assert synced == []
+    os.kill(delivery_pid(run), signal.SIGKILL)
+    wait_for(lambda: run._attempt._tend() or synced)
+    synced.clear()
+    run.log({"loss": 1.0})
+    run.flush()
+    assert synced, "flush always does"
