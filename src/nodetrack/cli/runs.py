@@ -60,7 +60,7 @@ class Column(NamedTuple):
     order: Callable[[ListedRun], object]
 
 
-def _natural(text: str) -> list[tuple[int, int, str]]:
+def natural(text: str) -> list[tuple[int, int, str]]:
     """An order in which miner-9 stands before miner-10."""
     parts = re.split(r"([0-9]+)", text)
     return [(0, int(part), "") if index % 2 else (1, 0, part) for index, part in enumerate(parts)]
@@ -70,7 +70,7 @@ def _text(field: str, layout: str = "") -> Column:
     def cell(run: ListedRun) -> str:
         return printable(str(getattr(run, field) or ""))
 
-    return Column(field.replace("_", " ") + layout, cell, lambda run: _natural(cell(run)))
+    return Column(field.replace("_", " ") + layout, cell, lambda run: natural(cell(run)))
 
 
 def _count(field: str) -> Column:
@@ -199,7 +199,7 @@ def _order(sort: str) -> Callable[[list[ListedRun]], list[ListedRun]]:
     turned = sort.startswith("-")
 
     def ordered(runs: list[ListedRun]) -> list[ListedRun]:
-        by_name = sorted(runs, key=lambda run: (_natural(run.name), run.project, run.run))
+        by_name = sorted(runs, key=lambda run: (natural(run.name), run.project, run.run))
         return sorted(by_name, key=lambda run: (column.order(run),), reverse=turned)
 
     return ordered

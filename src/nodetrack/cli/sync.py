@@ -23,6 +23,7 @@ from nodetrack.cli.command import (
     open_folder,
 )
 from nodetrack.cli.delivery_page import Line, delivery_json, print_delivery, sync_command
+from nodetrack.cli.runs import natural
 from nodetrack.cli.strict_json import json_text
 from nodetrack.cli.sync_display import LiveDisplay, PlainDisplay
 from nodetrack.cli.sync_jobs import Job, Planner, has_something_to_send
@@ -37,7 +38,7 @@ _MOST_COMMANDS: Final = 5
 RunNames = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[RUN]...",
+        metavar="RUN",
         help="Run ids or their beginnings, names, role-uids, or folders of runs. Default: every run.",
     ),
 ]
@@ -82,7 +83,8 @@ def sync(
         else:
             sender = Sender(list(filter(has_something_to_send, jobs)), display)
         end = sender.run(timeout)
-    lines = [Line(job.run, job.name, _account(job)) for job in planner.jobs]
+    jobs = sorted(planner.jobs, key=lambda job: (natural(job.name), job.run.project, job.run.id))
+    lines = [Line(job.run, job.name, _account(job)) for job in jobs]
     if as_json:
         typer.echo(json_text(_as_json(lines)))
     elif lines:

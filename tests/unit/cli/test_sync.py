@@ -122,7 +122,7 @@ def test_several_runs_or_a_project_are_sent(lab: Lab, jsonlines: Jsonlines) -> N
     lab.out("sync", "miner-1", "miner-3", "--backends", to(jsonlines))
     assert steps(jsonlines) == [3, 1]
     answer = lab.json("sync", "--backends", to(jsonlines), "--json")
-    assert sorted(run["name"] for run in answer["runs"]) == ["miner-1", "miner-2", "miner-3"]
+    assert [run["name"] for run in answer["runs"]] == ["miner-1", "miner-2", "miner-3"]
     assert steps(jsonlines) == [3, 1, 2]
 
 
