@@ -8,21 +8,23 @@ grows, and the next free number where it does not. The caller's step is the valu
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
+from nodetrack.backends._wandb_rows import UnshownError, for_wandb, number_for
 from nodetrack.live_run import Run
 from nodetrack.naming import check_name, flatten_row
 from nodetrack.values import Histogram, Image, Table, Text
 
 _STEP: Final = "step"  # the one metric that decides where the tracker's own step goes, see flatten_row
-_LARGEST_NUMBER: Final = 2**53  # W&B's page reads numbers as floats; beyond, rows are numbered in a row
+_OURS: Final = (Histogram, Image, Table, Text)
 
 _log = logging.getLogger("nodetrack")
 
@@ -118,8 +120,7 @@ class WandbRows:
         row = self._open
         if row is not None and row.step == step and row.names.isdisjoint(values):
             return row
-        follows = self._lowest_number <= step <= _LARGEST_NUMBER
-        return _OpenRow(step, step if follows else self._lowest_number)
+        return _OpenRow(step, number_for(step, self._lowest_number))
 
     def _note_refused(self, reason: str) -> None:
         self.refused += 1
@@ -146,51 +147,13 @@ def _flattened(data: Mapping[str, object], prefix: str = "") -> dict[str, object
 
 def _send_what_can_be(send: Send, flat: Mapping[str, object], number: int, ends: bool) -> None:
     """The row; if W&B cannot encode one of its values, the row without what is not a plain value."""
-    row = {name: _for_wandb(value) for name, value in flat.items()}
+    row: dict[str, object] = {}
+    for name, value in flat.items():
+        with contextlib.suppress(UnshownError):  # the journal has it
+            row[name] = for_wandb(value.stored()) if isinstance(value, _OURS) else value
     try:
         send(row, step=number, commit=ends)
     except TypeError:
         for name in [name for name, value in row.items() if not isinstance(value, bool | int | float | str)]:
             del row[name]
         send(row, step=number, commit=ends)
-
-
-def _for_wandb(value: object) -> object:
-    """Our typed values as W&B's; everything else as it is."""
-    convert = _CONVERSIONS.get(type(value))
-    return convert(value) if convert is not None else value
-
-
-def _histogram(value: Histogram) -> object:
-    import numpy
-    import wandb
-
-    edges = value.edges if value.edges is not None else range(len(value.counts) + 1)
-    return wandb.Histogram(np_histogram=(numpy.asarray(value.counts), numpy.asarray(edges)))
-
-
-def _table(value: Table) -> object:
-    import wandb
-
-    return wandb.Table(columns=list(value.columns), data=value.data)
-
-
-def _image(value: Image) -> object:
-    import io
-
-    import wandb
-    from PIL import Image as Pillow
-
-    return wandb.Image(Pillow.open(io.BytesIO(value.data)), caption=value.caption)
-
-
-def _text(value: Text) -> object:
-    return value.text
-
-
-_CONVERSIONS: Mapping[type, Callable[..., object]] = {
-    Histogram: _histogram,
-    Image: _image,
-    Table: _table,
-    Text: _text,
-}

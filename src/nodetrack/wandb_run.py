@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
 
 from nodetrack import tracker
+from nodetrack.backends._wandb_rows import union, version_history
 from nodetrack.identity.id_file import (
     Fingerprint,
     RunIdRecord,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     import wandb
 
 DEFAULT_INIT_TIMEOUT_SECONDS: Final = 15.0
-_LONGEST_TAG: Final = 64  # wandb raises for longer ones
 
 _log = logging.getLogger("nodetrack")
 _open_runs: dict[Path, wandb.Run] = {}
@@ -202,7 +202,7 @@ class _Start:
             group=self.labels.group,
             job_type=self.labels.job_type,
             notes=self.labels.notes,
-            tags=_union(facts.tags, self.labels.tags, [f"v{self.version}"]),
+            tags=union(facts.tags, self.labels.tags, [f"v{self.version}"]),
             config=config,
             version=self.version,
             id=taken.run_id,
@@ -273,7 +273,7 @@ class _Start:
             name=self._name(),
             id=journal.id,
             resume=resume,
-            tags=_union(facts.tags, journal.tags),
+            tags=union(facts.tags, journal.tags),
             group=self.labels.group,
             job_type=self.labels.job_type,
             notes=self.labels.notes,
@@ -290,9 +290,7 @@ class _Start:
     def _versions(self, run_id: str, facts: RunFacts) -> dict[str, object]:
         """`version_history` and `current_version` for the run's config."""
         folder = self.settings.dir / file_name_part(self.settings.project) / "runs" / run_id
-        history = _version_history(facts.config, _journalled_versions(folder))
-        if history[-1:] != [self.version]:
-            history.append(self.version)
+        history = version_history(facts.config, _journalled_versions(folder), self.version)
         return {"version_history": history, "current_version": self.version}
 
     def _define_steps(self, run: wandb.Run) -> None:
@@ -340,13 +338,6 @@ def _facts(taken: TakenUp) -> RunFacts:
     return (taken.verification.facts if taken.verification else None) or RunFacts()
 
 
-def _version_history(config: Mapping[str, object], journalled: list[str]) -> list[str]:
-    """The service's list, completed by what only the journal saw (attempts without a network)."""
-    told = config.get("version_history")
-    history = [str(version) for version in told] if isinstance(told, list | tuple) else []
-    return history + [version for version in journalled if version not in history]
-
-
 def _journalled_versions(run_folder: Path) -> list[str]:
     """The version of each attempt, first to last, repeats in a row left out."""
     versions: list[str] = []
@@ -355,11 +346,6 @@ def _journalled_versions(run_folder: Path) -> list[str]:
         if header is not None and header.version != (versions[-1] if versions else None):
             versions.append(header.version)
     return versions
-
-
-def _union(*lists: Iterable[str]) -> list[str]:
-    """All tags once, in order, as wandb takes them."""
-    return list(dict.fromkeys(tag[:_LONGEST_TAG] for tags in lists for tag in tags))
 
 
 def _role_from(run_prefix: str) -> str:

@@ -44,7 +44,7 @@ PIXEL = bytes.fromhex(
 
 
 @dataclass
-class Node:
+class Sender:
     """A run whose records are written by hand, and what the backend remembers of it between processes."""
 
     options: dict[str, object] = field(default_factory=dict)
@@ -110,14 +110,14 @@ def proxy(service: WandbService) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def node() -> Node:
-    return Node()
+def sender() -> Sender:
+    return Sender()
 
 
-def test_a_row_is_there_when_write_returns(service: WandbService, node: Node) -> None:
-    backend = node.backend()
-    backend.open(node.info)
-    backend.write(Batch(run=node.info, records=rows(0, 5)))
+def test_a_row_is_there_when_write_returns(service: WandbService, sender: Sender) -> None:
+    backend = sender.backend()
+    backend.open(sender.info)
+    backend.write(Batch(run=sender.info, records=rows(0, 5)))
     assert steps(service) == [0, 1, 2, 3, 4]
     stored = service.runs["abc"].rows[3]
     assert stored["_step"] == 3
@@ -129,11 +129,11 @@ def test_a_row_is_there_when_write_returns(service: WandbService, node: Node) ->
 
 
 def test_the_next_process_goes_on_in_the_same_run_and_each_version_keeps_its_step(
-    service: WandbService, node: Node
+    service: WandbService, sender: Sender
 ) -> None:
-    node.deliver([AttemptStarted(offset=0, time_ns=BEGAN_NS, attempt={}), *rows(0, 3)])
+    sender.deliver([AttemptStarted(offset=0, time_ns=BEGAN_NS, attempt={}), *rows(0, 3)])
     second = attempt(2, "0.2.0")
-    node.deliver([AttemptStarted(offset=0, time_ns=BEGAN_NS, attempt={}), *rows(3, 5)], info=second)
+    sender.deliver([AttemptStarted(offset=0, time_ns=BEGAN_NS, attempt={}), *rows(3, 5)], info=second)
     run = service.runs["abc"]
     assert list(service.runs) == ["abc"]
     assert [stored["_step"] for stored in run.rows] == [0, 1, 2, 3, 4]
@@ -156,17 +156,17 @@ def step_metrics(metrics: Sequence[Mapping[str, object]]) -> dict[object, object
     }
 
 
-def test_no_row_is_lost_when_the_step_goes_back(service: WandbService, node: Node) -> None:
-    node.deliver([row(10**6, a=1), *(row(step, a=2) for step in range(1, 101))])
+def test_no_row_is_lost_when_the_step_goes_back(service: WandbService, sender: Sender) -> None:
+    sender.deliver([row(10**6, a=1), *(row(step, a=2) for step in range(1, 101))])
     assert steps(service) == [10**6, *range(1, 101)]
     numbers = [stored["_step"] for stored in service.runs["abc"].rows]
     assert numbers == sorted(set(numbers))
 
 
 def test_rows_of_one_step_are_one_row_and_a_context_comes_before_the_name(
-    service: WandbService, node: Node
+    service: WandbService, sender: Sender
 ) -> None:
-    node.deliver(
+    sender.deliver(
         [
             row(7, loss=1),
             row(7, acc=2, at=8),
@@ -187,45 +187,47 @@ def test_rows_of_one_step_are_one_row_and_a_context_comes_before_the_name(
 
 
 @pytest.mark.case("C033")
-def test_a_batch_that_comes_again_after_a_crash_is_recognised(service: WandbService, node: Node) -> None:
+def test_a_batch_that_comes_again_after_a_crash_is_recognised(service: WandbService, sender: Sender) -> None:
     """The service has it and the cursor does not: the process was killed between the two."""
-    node.deliver(rows(0, 4))
-    kept = dict(node.memory)
-    node.deliver([*rows(4, 7), row(7, a=1), row(7, b=1, at=8), *rows(8, 10)])
-    node.memory = kept
-    node.deliver([*rows(4, 7), row(7, a=1)], [row(7, b=1, at=8), *rows(8, 13)], rows(13, 15))
+    sender.deliver(rows(0, 4))
+    kept = dict(sender.memory)
+    sender.deliver([*rows(4, 7), row(7, a=1), row(7, b=1, at=8), *rows(8, 10)])
+    sender.memory = kept
+    sender.deliver([*rows(4, 7), row(7, a=1)], [row(7, b=1, at=8), *rows(8, 13)], rows(13, 15))
     assert steps(service) == list(range(15))
-    node.deliver(rows(15, 16))
+    sender.deliver(rows(15, 16))
     assert steps(service) == list(range(16))
 
 
 @pytest.mark.case("C033")
-def test_a_batch_whose_beginning_has_arrived_is_completed(service: WandbService, node: Node) -> None:
-    node.deliver(rows(0, 3))
-    node.memory = {}
-    node.deliver(rows(0, 6))
+def test_a_batch_whose_beginning_has_arrived_is_completed(service: WandbService, sender: Sender) -> None:
+    sender.deliver(rows(0, 3))
+    sender.memory = {}
+    sender.deliver(rows(0, 6))
     assert steps(service) == list(range(6))
 
 
 def test_rows_of_another_segment_may_come_before_those_that_come_again(
-    service: WandbService, node: Node
+    service: WandbService, sender: Sender
 ) -> None:
-    node.deliver(rows(0, 3))
-    node.memory = {}
-    node.deliver([row(50, a=1, at=77)], rows(0, 4))
+    sender.deliver(rows(0, 3))
+    sender.memory = {}
+    sender.deliver([row(50, a=1, at=77)], rows(0, 4))
     assert steps(service) == [0, 1, 2, 50, 3]
 
 
-def test_a_failing_service_gets_each_row_once(service: WandbService, proxy: FaultProxy, node: Node) -> None:
-    node.options = {"confirm_seconds": 1.5}
-    backend = node.backend()
-    backend.open(node.info)
-    backend.write(Batch(run=node.info, records=rows(0, 2)))
+def test_a_failing_service_gets_each_row_once(
+    service: WandbService, proxy: FaultProxy, sender: Sender
+) -> None:
+    sender.options = {"confirm_seconds": 1.5}
+    backend = sender.backend()
+    backend.open(sender.info)
+    backend.write(Batch(run=sender.info, records=rows(0, 2)))
     proxy.answer(503, times=None, on="file_stream")
     with pytest.raises(BackendUnavailableError, match=r"has 2 of the 5 rows of run abc"):
-        backend.write(Batch(run=node.info, records=rows(2, 5)))
+        backend.write(Batch(run=sender.info, records=rows(2, 5)))
     proxy.heal()
-    write_until_taken(backend, Batch(run=node.info, records=rows(2, 6)))
+    write_until_taken(backend, Batch(run=sender.info, records=rows(2, 6)))
     assert steps(service) == list(range(6))
     backend.close()
 
@@ -242,42 +244,42 @@ def write_until_taken(backend: WandbBackend, batch: Batch) -> None:
 
 
 @pytest.mark.case("C033")
-def test_a_lost_answer_repeats_no_row(service: WandbService, proxy: FaultProxy, node: Node) -> None:
-    backend = node.backend()
-    backend.open(node.info)
+def test_a_lost_answer_repeats_no_row(service: WandbService, proxy: FaultProxy, sender: Sender) -> None:
+    backend = sender.backend()
+    backend.open(sender.info)
     proxy.lose_answer(on="file_stream", times=2)
-    write_until_taken(backend, Batch(run=node.info, records=rows(0, 5)))
+    write_until_taken(backend, Batch(run=sender.info, records=rows(0, 5)))
     backend.close()
     assert steps(service) == list(range(5))
 
 
 def test_rows_that_the_client_gave_up_are_noticed_and_sent_by_a_fresh_one(
-    service: WandbService, node: Node
+    service: WandbService, sender: Sender
 ) -> None:
     """After a 4xx W&B's client never sends again and tells nobody; the worker reopens what keeps failing."""
-    node.options = {"confirm_seconds": 0.5}
-    backend = node.backend()
-    backend.open(node.info)
-    backend.write(Batch(run=node.info, records=rows(0, 2)))
+    sender.options = {"confirm_seconds": 0.5}
+    backend = sender.backend()
+    backend.open(sender.info)
+    backend.write(Batch(run=sender.info, records=rows(0, 2)))
     service.refuses_rows = (400, 1)
     for _ in range(2):
         with pytest.raises(BackendUnavailableError, match="has 2 of the 4 rows"):
-            backend.write(Batch(run=node.info, records=rows(2, 4)))
-    node.memory = dict(backend.memory)
+            backend.write(Batch(run=sender.info, records=rows(2, 4)))
+    sender.memory = dict(backend.memory)
     backend.close()
-    node.deliver(rows(2, 4))
+    sender.deliver(rows(2, 4))
     assert steps(service) == list(range(4))
 
 
 @pytest.mark.case("C054")
 def test_a_service_that_asks_for_time_is_given_it(
-    service: WandbService, proxy: FaultProxy, node: Node
+    service: WandbService, proxy: FaultProxy, sender: Sender
 ) -> None:
-    backend = node.backend()
-    backend.open(node.info)
-    backend.write(Batch(run=node.info, records=rows(0, 1)))
+    backend = sender.backend()
+    backend.open(sender.info)
+    backend.write(Batch(run=sender.info, records=rows(0, 1)))
     proxy.answer(429, times=1, on="file_stream", retry_after=3)
-    backend.write(Batch(run=node.info, records=rows(1, 50)))
+    backend.write(Batch(run=sender.info, records=rows(1, 50)))
     assert steps(service) == list(range(50))
     sent = [request for request in proxy.requests if "file_stream" in request.path]
     refused = next(place for place, request in enumerate(sent) if request.status == 429)
@@ -287,18 +289,18 @@ def test_a_service_that_asks_for_time_is_given_it(
 
 @pytest.mark.case("C003")
 def test_a_run_that_is_gone_costs_one_warning(
-    service: WandbService, node: Node, caplog: pytest.LogCaptureFixture
+    service: WandbService, sender: Sender, caplog: pytest.LogCaptureFixture
 ) -> None:
-    node.deliver(rows(0, 3))
+    sender.deliver(rows(0, 3))
     del service.runs["abc"]
     service.deleted.add("abc")
     with caplog.at_level(logging.WARNING, "nodetrack"):
-        node.deliver(rows(3, 5))
-        node.deliver(rows(5, 7))
+        sender.deliver(rows(3, 5))
+        sender.deliver(rows(5, 7))
     assert steps(service, "abc-2") == [3, 4, 5, 6]
     assert service.runs["abc-2"].values["previous_run"] == "abc"
     assert [warning[:24] for warning in warnings(caplog)] == ["W&B run abc is gone (the"]
-    assert node.memory["previous"] == ["abc"]
+    assert sender.memory["previous"] == ["abc"]
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -306,14 +308,14 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.case("C003")
-def test_a_run_that_is_deleted_under_a_living_node_is_replaced(service: WandbService, node: Node) -> None:
-    node.options = {"confirm_seconds": 1}
-    backend = node.backend()
-    backend.open(node.info)
-    backend.write(Batch(run=node.info, records=[config(lr=1), *rows(0, 3)]))
+def test_a_run_that_is_deleted_under_a_living_node_is_replaced(service: WandbService, sender: Sender) -> None:
+    sender.options = {"confirm_seconds": 1}
+    backend = sender.backend()
+    backend.open(sender.info)
+    backend.write(Batch(run=sender.info, records=[config(lr=1), *rows(0, 3)]))
     del service.runs["abc"]
     service.deleted.add("abc")
-    write_until_taken(backend, Batch(run=node.info, records=rows(3, 5)))
+    write_until_taken(backend, Batch(run=sender.info, records=rows(3, 5)))
     backend.close()
     assert steps(service, "abc-2") == [3, 4]
 
@@ -323,37 +325,41 @@ def config(**values: object) -> ConfigSet:
 
 
 @pytest.mark.parametrize("status", [403, 500])
-def test_an_id_that_nobody_can_verify_is_kept(service: WandbService, node: Node, status: int) -> None:
-    node.options = {"timeout_seconds": 1, "confirm_seconds": 0.5}
-    node.deliver(rows(0, 2))
+def test_an_id_that_nobody_can_verify_is_kept(service: WandbService, sender: Sender, status: int) -> None:
+    sender.options = {"timeout_seconds": 1, "confirm_seconds": 0.5}
+    sender.deliver(rows(0, 2))
     service.refuses_looks = (status, "not now")
     with pytest.raises((BackendUnavailableError, BackendRefusedError)):
-        node.deliver(rows(2, 4))
+        sender.deliver(rows(2, 4))
     service.refuses_looks = None
-    node.deliver(rows(2, 4))
+    sender.deliver(rows(2, 4))
     assert list(service.runs) == ["abc"]
     assert steps(service) == [0, 1, 2, 3]
 
 
-def event(name: str, **data: object) -> Event:
+def event(name: str, /, **data: object) -> Event:
     return Event(offset=0, time_ns=BEGAN_NS, name=name, data=data)
 
 
-def test_a_step_back_is_taken_in_wandb_too_where_it_is_asked_for(service: WandbService, node: Node) -> None:
-    node.options = {"rewind": True}
-    node.deliver(rows(0, 10), [event("rewind", step=4), *(row(step, at=100 + step, b=1) for step in (5, 6))])
+def test_a_step_back_is_taken_in_wandb_too_where_it_is_asked_for(
+    service: WandbService, sender: Sender
+) -> None:
+    sender.options = {"rewind": True}
+    sender.deliver(
+        rows(0, 10), [event("rewind", step=4), *(row(step, at=100 + step, b=1) for step in (5, 6))]
+    )
     assert steps(service) == [0, 1, 2, 3, 4, 5, 6]
     assert "latest/b" in service.runs["abc"].rows[-1]
 
 
 @pytest.mark.case("C010")
 def test_a_service_that_does_not_rewind_costs_one_warning(
-    service: WandbService, node: Node, caplog: pytest.LogCaptureFixture
+    service: WandbService, sender: Sender, caplog: pytest.LogCaptureFixture
 ) -> None:
-    node.options = {"rewind": True}
+    sender.options = {"rewind": True}
     service.refuses_rewind = (400, "run is not terminal")
     with caplog.at_level(logging.WARNING, "nodetrack"):
-        node.deliver(
+        sender.deliver(
             rows(0, 10),
             [event("rewind", step=4), *(row(step, at=100 + step, b=1) for step in (5, 6))],
             [event("rewind", step=5), row(6, at=200, b=2)],
@@ -365,9 +371,9 @@ def test_a_service_that_does_not_rewind_costs_one_warning(
 
 
 @pytest.mark.case("C071")
-def test_rows_rotate_into_linked_runs(service: WandbService, node: Node) -> None:
-    node.options = {"rotate_rows": 1000}
-    node.deliver([config(lr=1), *rows(0, 3500)])
+def test_rows_rotate_into_linked_runs(service: WandbService, sender: Sender) -> None:
+    sender.options = {"rotate_rows": 1000}
+    sender.deliver([config(lr=1), *rows(0, 3500)])
     ids = ["abc", "abc-2", "abc-3", "abc-4"]
     assert list(service.runs) == ids
     assert [len(service.runs[run].lines) for run in ids] == [1000, 1000, 1000, 500]
@@ -380,11 +386,11 @@ def test_rows_rotate_into_linked_runs(service: WandbService, node: Node) -> None
     assert [service.runs[run].state for run in ids] == ["finished", "finished", "finished", "running"]
 
 
-def test_rotation_goes_on_where_a_crash_left_it(service: WandbService, node: Node) -> None:
-    node.options = {"rotate_rows": 10}
-    node.deliver(rows(0, 25))
-    node.memory = {}
-    node.deliver(rows(0, 30), rows(30, 35))
+def test_rotation_goes_on_where_a_crash_left_it(service: WandbService, sender: Sender) -> None:
+    sender.options = {"rotate_rows": 10}
+    sender.deliver(rows(0, 25))
+    sender.memory = {}
+    sender.deliver(rows(0, 30), rows(30, 35))
     assert [step for run in service.runs for step in steps(service, run)] == list(range(35))
     assert [len(run.lines) for run in service.runs.values()] == [10, 10, 10, 5]
 
@@ -395,37 +401,37 @@ def test_rotation_goes_on_where_a_crash_left_it(service: WandbService, node: Nod
 
 @pytest.mark.parametrize(("status", "words"), [(401, "invalid api key"), (404, "entity team not found")])
 def test_a_refusal_comes_in_wandbs_own_words(
-    service: WandbService, node: Node, status: int, words: str
+    service: WandbService, sender: Sender, status: int, words: str
 ) -> None:
     service.refuses = (status, words)
     with pytest.raises(BackendRefusedError, match=f"{words}.*wandb login"):
-        node.deliver(rows(0, 1))
+        sender.deliver(rows(0, 1))
 
 
-def test_without_a_key_nobody_is_asked(service: WandbService, node: Node, tmp_path: Path) -> None:
+def test_without_a_key_nobody_is_asked(service: WandbService, sender: Sender, tmp_path: Path) -> None:
     os.environ["HOME"] = str(tmp_path)  # where `wandb login` keeps keys
     del os.environ["WANDB_API_KEY"]
     with pytest.raises(BackendRefusedError, match=r"set WANDB_API_KEY or run `wandb login`"):
-        node.deliver(rows(0, 1))
+        sender.deliver(rows(0, 1))
     assert service.calls == []
 
 
-def test_key_and_address_may_be_options(service: WandbService, node: Node) -> None:
-    node.options = {"api_key": KEY, "base_url": service.url, "project": "other"}
+def test_key_and_address_may_be_options(service: WandbService, sender: Sender) -> None:
+    sender.options = {"api_key": KEY, "base_url": service.url, "project": "other"}
     del os.environ["WANDB_API_KEY"], os.environ["WANDB_BASE_URL"]
-    node.deliver(rows(0, 1))
+    sender.deliver(rows(0, 1))
     assert service.runs["abc"].project == "other"
 
 
 @pytest.mark.parametrize("fault", ["go_away", "hang", "answer"])
-def test_a_service_that_cannot_be_had_is_no_refusal(proxy: FaultProxy, node: Node, fault: str) -> None:
-    node.options = {"timeout_seconds": 1}
+def test_a_service_that_cannot_be_had_is_no_refusal(proxy: FaultProxy, sender: Sender, fault: str) -> None:
+    sender.options = {"timeout_seconds": 1}
     if fault == "answer":
         proxy.answer(503, times=None)
     else:
         getattr(proxy, fault)(**({"times": None} if fault == "hang" else {}))
     with pytest.raises(BackendUnavailableError):
-        node.deliver(rows(0, 1))
+        sender.deliver(rows(0, 1))
     assert cores() == []
 
 
@@ -438,8 +444,8 @@ def cores() -> list[str]:
 # What else a run is
 
 
-def test_every_kind_of_value_arrives(service: WandbService, node: Node) -> None:
-    backend = node.deliver(
+def test_every_kind_of_value_arrives(service: WandbService, sender: Sender) -> None:
+    backend = sender.deliver(
         [
             row(
                 0,
@@ -468,9 +474,9 @@ def test_every_kind_of_value_arrives(service: WandbService, node: Node) -> None:
     assert backend.left_out == {"a 'hologram' value": 2}
 
 
-def test_what_is_not_a_row_arrives_too(service: WandbService, node: Node) -> None:
-    node.info = attempt(1, "0.1.0", group="miners", job_type="training", tags=("x" * 70,), notes="first")
-    node.deliver(
+def test_what_is_not_a_row_arrives_too(service: WandbService, sender: Sender) -> None:
+    sender.info = attempt(1, "0.1.0", group="miners", job_type="training", tags=("x" * 70,), notes="first")
+    sender.deliver(
         [
             AttemptStarted(offset=0, time_ns=BEGAN_NS, attempt={}),
             config(lr=1, model={"layers": 2}),
@@ -510,13 +516,13 @@ def test_what_is_not_a_row_arrives_too(service: WandbService, node: Node) -> Non
 
 
 def test_the_newest_attempt_has_the_last_word_in_whatever_order_they_come(
-    service: WandbService, node: Node
+    service: WandbService, sender: Sender
 ) -> None:
     for number in (3, 1, 4, 2, 3, 1, 4, 2):
         info = attempt(number, f"0.{number}.0", tags=(f"v0.{number}.0",))
         begin = [AttemptStarted(offset=0, time_ns=number, attempt={}), config(number=number)]
         end = [AttemptFinished(offset=0, time_ns=number, state="finished", exit_code=number, reason="")]
-        node.deliver([*begin, *(row(10 * number + place, a=1) for place in range(3)), *end], info=info)
+        sender.deliver([*begin, *(row(10 * number + place, a=1) for place in range(3)), *end], info=info)
     run = service.runs["abc"]
     assert run.values["number"] == 4
     assert run.values["current_version"] == "0.4.0"
@@ -529,13 +535,13 @@ def test_the_newest_attempt_has_the_last_word_in_whatever_order_they_come(
     [("finished", 0, ("finished", 0)), ("finished", 3, ("failed", 3)), ("crashed", 0, ("failed", 1))],
 )
 def test_the_end_of_the_newest_attempt_ends_the_run_which_can_be_resumed(
-    service: WandbService, node: Node, state: str, code: int, expected: tuple[str, int]
+    service: WandbService, sender: Sender, state: str, code: int, expected: tuple[str, int]
 ) -> None:
     end = AttemptFinished(offset=0, time_ns=BEGAN_NS, state=state, exit_code=code, reason="")
-    node.deliver([*rows(0, 2), end])
+    sender.deliver([*rows(0, 2), end])
     run = service.runs["abc"]
     assert (run.state, run.exit_code) == expected
-    node.deliver(
+    sender.deliver(
         [AttemptStarted(offset=0, time_ns=BEGAN_NS, attempt={}), *rows(2, 4)], info=attempt(2, "0.1.0")
     )
     assert run.state == "running"
@@ -543,52 +549,51 @@ def test_the_end_of_the_newest_attempt_ends_the_run_which_can_be_resumed(
 
 
 def test_what_wandb_would_drop_in_silence_is_rejected_before_anything_is_sent(
-    service: WandbService, node: Node
+    service: WandbService, sender: Sender
 ) -> None:
-    backend = node.backend()
-    backend.open(node.info)
+    backend = sender.backend()
+    backend.open(sender.info)
     huge = row(1, text=Text("x" * 5_000_000).stored())
     with pytest.raises(BatchRejectedError, match="the row of step 1 has about"):
-        backend.write(Batch(run=node.info, records=[row(0, a=1), huge]))
+        backend.write(Batch(run=sender.info, records=[row(0, a=1), huge]))
     assert service.runs["abc"].lines == []
     with pytest.raises(BatchRejectedError, match="the config has about"):
-        backend.write(Batch(run=node.info, records=[config(text="x" * 9_500_000)]))
-    backend.write(Batch(run=node.info, records=[row(0, a=1), row(2, a=1)]))
+        backend.write(Batch(run=sender.info, records=[config(text="x" * 9_500_000)]))
+    backend.write(Batch(run=sender.info, records=[row(0, a=1), row(2, a=1)]))
     backend.close()
     assert steps(service) == [0, 2]
 
 
-def test_nothing_is_left_behind(service: WandbService, node: Node) -> None:
+def test_nothing_is_left_behind(service: WandbService, sender: Sender) -> None:
     before = set(Path(tempfile.gettempdir()).glob("nodetrack-wandb-*"))
-    node.deliver(rows(0, 2))
+    sender.deliver(rows(0, 2))
     assert cores() == []
     assert set(Path(tempfile.gettempdir()).glob("nodetrack-wandb-*")) <= before
     assert list(Path.cwd().iterdir()) == []
 
 
-def test_wandbs_process_may_be_killed(service: WandbService, node: Node) -> None:
-    backend = node.backend()
-    backend.open(node.info)
-    backend.write(Batch(run=node.info, records=[config(lr=1), *rows(0, 2)]))
-    backend.write(Batch(run=node.info, records=rows(2, 3)))
+def test_wandbs_process_may_be_killed(service: WandbService, sender: Sender) -> None:
+    backend = sender.backend()
+    backend.open(sender.info)
+    backend.write(Batch(run=sender.info, records=[config(lr=1), *rows(0, 2)]))
+    backend.write(Batch(run=sender.info, records=rows(2, 3)))
     for child in psutil.Process().children():
         if child.name() == "wandb-core":
             child.kill()
             child.wait()
-    write_until_taken(backend, Batch(run=node.info, records=rows(3, 5)))
+    write_until_taken(backend, Batch(run=sender.info, records=rows(3, 5)))
     backend.close()
     assert steps(service) == list(range(5))
 
 
-def test_offline_runs_are_written_where_they_are_asked_for(node: Node, tmp_path: Path) -> None:
-    node.options = {"mode": "offline", "dir": tmp_path}
-    node.deliver([config(lr=1), *rows(0, 3)])
-    node.deliver(rows(3, 5))
-    found = [
-        unflatten_row({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
-        for items in offline_rows(tmp_path)
-    ]
-    assert [(found_row.step, found_row.values["loss"]) for found_row in found] == [
+def test_offline_runs_are_written_where_they_are_asked_for(sender: Sender, node, tmp_path: Path) -> None:
+    """`node` reads what is there as `wandb sync` would."""
+    sender.options = {"mode": "offline", "dir": tmp_path}
+    sender.deliver([config(lr=1), *rows(0, 3)])
+    sender.deliver(rows(3, 5))
+    found = [unflatten_row(stored) for stored in node.wandb_rows()]
+    assert [(stored.step, stored.values["loss"]) for stored in found] == [
         (step, step / 2) for step in range(5)
     ]
+    assert [stored["_step"] for stored in node.wandb_rows()] == [0, 1, 2, 3, 4]
     assert cores() == []

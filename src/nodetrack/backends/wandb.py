@@ -178,7 +178,8 @@ class WandbBackend(Backend[WandbConfig]):
                 self._take_summary(record)
             case AttemptFinished():
                 if run.attempt_number >= self._lineage.run.attempt_number:
-                    self._lineage.standing.exit_code = record.exit_code or int(record.state != "finished")
+                    failed = record.state != "finished"
+                    self._lineage.standing.exit_code = abs(record.exit_code) or int(failed)
                     self._must_mark = True
 
     def _mark_end(self) -> None:
