@@ -18,7 +18,16 @@ def demo(*arguments: str) -> Result:
 def test_the_knobs_are_in_the_help() -> None:
     result = demo("--help")
     assert result.exit_code == 0
-    for knob in ("--miners", "--windows", "--seed", "--folder", "--local", "--hparams-dir", "--json"):
+    for knob in (
+        "--miners",
+        "--windows",
+        "--seed",
+        "--folder",
+        "--local",
+        "--hparams-dir",
+        "--backends",
+        "--json",
+    ):
         assert knob in result.output
 
 
@@ -48,3 +57,10 @@ def test_hyper_parameters_that_are_no_demo_are_refused() -> None:
 @pytest.mark.parametrize("arguments", [["--windows", "3"], ["--set", "windows=3"], ["--miners", "0"]])
 def test_numbers_that_make_no_demo_are_refused(arguments: list[str]) -> None:
     assert demo(*arguments).exit_code == 2
+
+
+def test_a_backend_that_there_is_not_is_refused_before_anything_starts() -> None:
+    result = demo("--backends", "nosuch")
+    assert result.exit_code == 2
+    assert "There is no backend named 'nosuch'" in result.stderr
+    assert not Path("demo-run").exists()

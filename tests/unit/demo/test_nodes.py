@@ -103,3 +103,17 @@ def test_what_is_meant_for_one_run_is_not_handed_to_all(
     node = start_node("import os; print(os.environ.get('NODETRACK_ID'), os.environ['NODETRACK_TEST_KEPT'])")
     node.wait_or_end(30.0)
     assert node.last_lines() == "None kept"
+
+
+def test_a_node_is_told_by_its_environment_where_to_deliver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the demo's own environment says: that was taken into account when the backends were chosen."""
+    monkeypatch.setenv("NODETRACK_BACKENDS", "wandb")
+    code = "import os; print(os.environ['NODETRACK_BACKENDS'], flush=True)"
+    monkeypatch.setattr(NodeProcess, "_command", lambda *_: [sys.executable, "-c", code])
+    for backends, told in (((), "[]"), (("log", {"kind": "null"}), '["log", {"kind": "null"}]')):
+        node = NodeProcess("miner", 0, 1, DemoFolder(tmp_path), backends)
+        node.start("0.1.0", 1)
+        stop_all([node])
+        assert node.output.read_text().strip() == told
