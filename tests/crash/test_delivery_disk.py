@@ -67,7 +67,7 @@ def test_delivered_segments_are_removed_and_nothing_else(tmp_path: Path, jsonlin
 def test_without_the_backend_nothing_is_removed_up_to_the_hard_limit(
     tmp_path: Path, jsonlines: Jsonlines
 ) -> None:
-    jsonlines.spoil("* fail")
+    jsonlines.spoil("write fail")
     run = start(tmp_path, jsonlines, keep_bytes=KEEP, max_bytes=2 * KEEP)
     log(run, 6_000)
     time.sleep(2.5)  # two looks at the disk
