@@ -4,4 +4,4 @@ from __future__ import annotations
 
 import pytest
 
-pytest.register_assert_rewrite("nodetrack.testing", "nodetrack.contract_subject")
+pytest.register_assert_rewrite("nodetrack.testing")

@@ -26,7 +26,7 @@ from nodetrack.delivery.worker import Status
 from nodetrack.errors import BackendRefusedError, BatchRejectedError
 from nodetrack.influx import MetricsLogger
 from nodetrack.records import Row
-from nodetrack.sample_batches import STRANGE_NAMES
+from nodetrack.testing.batches import STRANGE_NAMES
 
 NOW_NS = 1_700_000_000_000_000_000
 

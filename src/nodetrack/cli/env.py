@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
@@ -14,7 +13,7 @@ from rich.text import Text
 from nodetrack.backends.factory import backend_class, kind_of, parse_backends
 from nodetrack.cli.command import AsJson, ends_well, note
 from nodetrack.cli.strict_json import json_line, json_text
-from nodetrack.cli.sync_jobs import written_backends
+from nodetrack.cli.sync_jobs import take_variables_from_dotenv, written_backends
 from nodetrack.cli.terminal import console, print_table, table
 from nodetrack.errors import UsageError
 from nodetrack.settings import PREFIX, resolve
@@ -75,28 +74,14 @@ def _variables(entries: Sequence[str | Mapping[str, object]]) -> list[Variable]:
     names_only = all(isinstance(entry, str) for entry in entries)
     value = ",".join(map(str, entries)) if names_only else json_line(list(entries))
     found = {_BACKENDS: Variable(_BACKENDS, None, True, value)}
+    take_variables_from_dotenv(entries)  # a node reads the file as well: what stands there counts as set
     for config in parse_backends(entries).values():
         kind = kind_of(config)
         backend = backend_class(kind)
-        _take_from_dotenv(backend.variables)
         values = backend.forward_env()
         for name in dict.fromkeys([*backend.variables, *values]):
             found.setdefault(name, Variable(name, kind, name in values, values.get(name)))
     return list(found.values())
-
-
-def _take_from_dotenv(names: Sequence[str]) -> None:
-    """A node reads `.env` in its working folder: what stands there counts as set."""
-    from dotenv import dotenv_values
-
-    try:
-        values = dotenv_values(".env")
-    except (OSError, ValueError):  # another program's, or no UTF-8
-        return
-    for name in names:
-        value = values.get(name)
-        if value is not None:
-            os.environ.setdefault(name, value)
 
 
 def _print(variables: Sequence[Variable]) -> None:

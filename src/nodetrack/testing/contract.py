@@ -1,28 +1,4 @@
-"""`BackendContract`: what delivery relies on, as tests that any backend can be put through.
-
-In the tests of the package that brings the backend, with its kind registered as an entry point:
-
-```python
-from nodetrack.testing import BackendContract, Point
-
-class TestMine(BackendContract):
-    keeps = frozenset({"version", "attempt"})       # what of a point can be read back; see `Point`
-    kept_types = frozenset({"text"})                # typed values that the service can show
-    repeats_are_harmless = False                    # a batch that is sent twice is there twice
-
-    def config(self, tmp_path):                     # the same place whenever it is called with the same path
-        return MineConfig(url=..., project=...)
-
-    def read_back(self, run, tmp_path):             # with the service's own reader, not with the backend
-        for metric, step, value, version, attempt in ...:
-            yield Point(metric, step, value, version, attempt)
-```
-
-Every flag says what the service cannot do; the defaults ask for everything. Each test uses a run id of its
-own, so one server can be shared by all. A failing assertion of yours or ours is explained by pytest once
-`pytest.register_assert_rewrite("nodetrack.testing")` stands in your `conftest.py`. This module itself does
-without pytest.
-"""
+"""`BackendContract`: what delivery relies on, as tests that any backend can be put through."""
 
 from __future__ import annotations
 
@@ -40,16 +16,14 @@ from pydantic import SecretStr
 
 from nodetrack.backends.base import Backend
 from nodetrack.backends.factory import backend_class, build_backend, kind_of, parse_backends
-from nodetrack.contract_subject import ContractSubject, Point
 from nodetrack.errors import BackendRefusedError, BatchRejectedError, SettingsError
 from nodetrack.records import Event
-from nodetrack.sample_batches import PNG, Attempt
+from nodetrack.testing.batches import PNG, Attempt
+from nodetrack.testing.subject import ContractSubject
 from nodetrack.values import Histogram, Image, Table, Text
 
 if TYPE_CHECKING:
     import pytest
-
-__all__ = ["Attempt", "BackendContract", "Point"]
 
 _SECRET: Final = "correct-horse-battery-staple"
 

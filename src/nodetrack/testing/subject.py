@@ -14,7 +14,7 @@ from nodetrack.backends.base import Backend, BackendConfig, Batch, RunInfo
 from nodetrack.backends.factory import build_backend
 from nodetrack.naming import with_context
 from nodetrack.records import Event, JsonValue, Row
-from nodetrack.sample_batches import STRANGE_NAMES
+from nodetrack.testing.batches import STRANGE_NAMES
 
 
 class Point(NamedTuple):
