@@ -103,6 +103,7 @@ class Session:
         self._run = run
         self._api_run: Any = None  # wandb.apis.public.Run, which has its attributes from the service
         self._is_finished = False
+        self._confirmed = 0
         self.id: str = run.id
         self.url: str | None = None if opening.offline else run.url
         #: The first `_step` that W&B still takes.
@@ -192,12 +193,14 @@ class Session:
 
     def confirm(self, seconds: float) -> None:
         """Wait until the service has all rows. Raises NotYetError, and LookupError if the run is gone."""
+        if self._confirmed >= self.lines:
+            return
         end = time.monotonic() + seconds
         pause = 0.0 if self._is_finished else float(_KEEP_SECONDS)
         while True:
             time.sleep(pause)
             found = self._confirmed_or_unknown()
-            if found is not None and found >= self.lines:
+            if self._confirmed >= self.lines:
                 return
             if time.monotonic() > end:
                 have = "did not say how many" if found is None else f"has {found}"
@@ -219,7 +222,9 @@ class Session:
     def confirmed_lines(self) -> int:
         """How many rows the service has; the same number by which a client resumes."""
         limit = self._opening.timeout_seconds
-        return int(bounded(self._loaded, limit + _GRACE_SECONDS, "say what it has").history_line_count or 0)
+        found = bounded(self._loaded, limit + _GRACE_SECONDS, "say what it has")
+        self._confirmed = int(found.history_line_count or 0)
+        return self._confirmed
 
     def _loaded(self) -> Any:
         import wandb

@@ -127,7 +127,7 @@ class WandbBackend(Backend[WandbConfig]):
             lineage.current()
             self._expected = lineage.sent.copy()
             self._take_all(batch)
-            if self._must_settle:
+            if self._must_settle or self._must_mark:
                 lineage.settle()
             lineage.confirm()
             if self._must_mark:
@@ -185,7 +185,6 @@ class WandbBackend(Backend[WandbConfig]):
     def _mark_end(self) -> None:
         code = self._lineage.standing.exit_code
         if code is not None and not self.config.offline:
-            self._lineage.settle()
             self._lineage.mark(code)
 
     # -- rows ----------------------------------------------------------------------------------------
