@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.bad_days.conftest import NewNode
 from tests.bad_days.destinations import Influx, Lines, Tensorboard, Victoria
-from tests.bad_days.node import assert_arrived, until
+from tests.bad_days.node import Node, assert_arrived, until
 from tests.servers.victoria_metrics import victoria_metrics
 
 MIB = 1024 * 1024
@@ -52,8 +52,9 @@ def mounted(folder: Path, mebibytes: int) -> Iterator[SmallDisk]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def state(node_health: dict[str, dict[str, dict[str, str]]], kind: str) -> str:
-    return node_health["backends"][kind]["state"]
+def is_down(node: Node, kind: str) -> bool:
+    """Whether the trainer knows that the backend cannot be had."""
+    return bool(node.health()["backends"][kind]["state"] == "down")
 
 
 def test_a_server_whose_disk_is_full(new_node: NewNode, tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_a_server_whose_disk_is_full(new_node: NewNode, tmp_path: Path) -> None:
         node.start()
         node.wait_for_rows(30)
         disk.fill(leave_bytes=5 * MIB)
-        until(lambda: state(node.health(), "influxdb") == "down", "the server's trouble")
+        until(lambda: is_down(node, "influxdb"), "the server's trouble")
         node.wait_for_rows(100)
         disk.make_room()
         node.finish()
@@ -79,7 +80,7 @@ def test_a_folder_of_tensorboard_whose_disk_is_full(new_node: NewNode, tmp_path:
         node.start()
         node.wait_for_rows(30)
         disk.fill()
-        until(lambda: state(node.health(), "tensorboard") == "down", "the full disk")
+        until(lambda: is_down(node, "tensorboard"), "the full disk")
         node.wait_for_rows(100)
         disk.make_room()
         node.finish()

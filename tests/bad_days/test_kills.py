@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 
 import pytest
 from tests.bad_days.conftest import NewNode
 from tests.bad_days.destinations import Influx, Lines, Tensorboard, Victoria
-from tests.bad_days.node import BOUND_SECONDS, Destination, Row, assert_arrived, until
+from tests.bad_days.node import BOUND_SECONDS, Destination, assert_arrived, until
 from tests.servers.fault_proxy import FaultProxy
+
+BATCH_ROWS = 10
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def test_a_delivery_process_that_is_killed_again_and_again(
     new_node: NewNode, three: list[Destination], lines: Lines
 ) -> None:
     kills, moments = 4, random.Random(3)
-    node = new_node(*configs(three))
+    node = new_node(*({**config, "batch_rows": BATCH_ROWS} for config in configs(three)))
     node.start()
     for _ in range(kills):
         until(node.delivery_processes, "a delivery process")
@@ -38,20 +41,21 @@ def test_a_delivery_process_that_is_killed_again_and_again(
     node.finish()
     node.wait_until_alone()
     assert_arrived(node, *three)
-    assert repeats(lines, node.run_id) <= kills, "a kill repeats one batch at most"
+    stretches = repeats(lines, node.run_id)
+    assert len(stretches) <= kills
+    assert max(stretches, default=0) <= BATCH_ROWS, "a kill repeats one batch at most"
 
 
-def repeats(lines: Lines, run: str) -> int:
-    """How many batches came again: stretches of rows that had been there before."""
-    seen: set[Row] = set()
-    found, again = 0, False
-    for line in lines.file.lines():
-        if line["record"] == "Row" and line["run"] == run:
-            row = (line["step"], line["values"][0])  # type: ignore[index]
-            found += row in seen and not again
-            again = row in seen
-            seen.add(row)  # type: ignore[arg-type]
-    return found
+def repeats(lines: Lines, run: str) -> list[int]:
+    """How many rows came again, by stretch."""
+    rows = [
+        (line["step"], *line["values"])  # type: ignore[misc]
+        for line in lines.file.lines()
+        if line["record"] == "Row" and line["run"] == run
+    ]
+    first = {row: place for place, row in reversed([*enumerate(rows)])}
+    again = [first[row] < place for place, row in enumerate(rows)]
+    return [len([*stretch]) for is_repeat, stretch in itertools.groupby(again) if is_repeat]
 
 
 def test_past_the_bound_it_is_not_started_again_and_sync_sends_the_rest(

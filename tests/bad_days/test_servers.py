@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.bad_days.conftest import NewNode
 from tests.bad_days.destinations import Influx, Lines, Mlflow, Victoria
-from tests.bad_days.node import BOUND_SECONDS, assert_arrived, until
+from tests.bad_days.node import BOUND_SECONDS, Destination, Node, assert_arrived, until
 from tests.servers.fault_proxy import FaultProxy
 
 Remote = Victoria | Influx | Mlflow
+
+
+def health_of(node: Node, destination: Destination) -> dict[str, Any]:
+    """What the trainer knows of the backend."""
+    health: dict[str, Any] = node.health()["backends"][destination.config["kind"]]
+    return health
 
 
 @pytest.mark.parametrize("remote", ["victoria", "mlflow"], indirect=True)
@@ -20,8 +28,9 @@ def test_a_server_that_is_absent_at_the_start_and_comes_later(
     node = new_node(remote.config)
     assert node.start()["seconds"] < BOUND_SECONDS
     node.wait_for_rows(50)
-    health = node.health()["backends"][remote.config["kind"]]
-    assert (health["state"], health["delivered"]) == ("down", 0)
+    until(lambda: health_of(node, remote)["state"] == "down", "the news that there is no server")
+    health = health_of(node, remote)
+    assert health["delivered"] == 0
     assert health["last_error"]
     proxy.come_back()
     node.wait_for_rows(20)
