@@ -49,8 +49,8 @@ def _cost_topic(console: Console) -> Topic:
     topic = Topic(
         "What delivery to three backends costs the calling thread",
         "The p50 of `log` of 10 floats over the yardstick of the same process, without backends and with "
-        "`tensorboard`, `influxdb` (a VictoriaMetrics on this machine) and `mlflow` (a file store), by "
-        f"turns. Medians of {_ROUNDS} rounds. The delivery process has the two cores with the trainer.",
+        "`tensorboard`, `influxdb` (a VictoriaMetrics on this machine) and `wandb` (offline), by turns. "
+        f"Medians of {_ROUNDS} rounds. The delivery process has the two cores with the trainer.",
         ("pace", "journal only ×", "three backends ×", "ratio", "target"),
     )
     for cell, shown in (("paced/10", "one call every 5 ms"), ("full speed/10", "full speed")):

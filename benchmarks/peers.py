@@ -89,7 +89,7 @@ def _open_delivered(folder: Path) -> Peer:
     backends: list[dict[str, object]] = [
         {"kind": "tensorboard", "log_dir": str(folder / "tensorboard")},
         {"kind": "influxdb"},
-        {"kind": "mlflow", "tracking_uri": (folder / "mlflow").as_uri()},
+        {"kind": "wandb", "mode": "offline", "dir": str(folder)},
     ]
     run = nodetrack.init(project="benchmark", dir=folder / ".nodetrack", backends=backends)
     return Peer(run.log, run.flush, run.finish)
