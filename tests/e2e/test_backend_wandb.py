@@ -6,7 +6,11 @@ import json
 import logging
 import math
 import os
+import random
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.servers.fault_proxy import FaultProxy
-from tests.servers.wandb_service import KEY, WandbService
+from tests.servers.wandb_service import KEY, StoredRun, WandbService
 
+import nodetrack
 from nodetrack.backends.base import Batch, RunInfo
 from nodetrack.backends.wandb import WandbBackend
 from nodetrack.errors import BackendRefusedError, BackendUnavailableError, BatchRejectedError
@@ -597,3 +602,36 @@ def test_offline_runs_are_written_where_they_are_asked_for(sender: Sender, node,
     ]
     assert [stored["_step"] for stored in node.wandb_rows()] == [0, 1, 2, 3, 4]
     assert cores() == []
+
+
+SYNC = """
+import sys
+from pathlib import Path
+from nodetrack.backends.factory import build_backend, parse_backends
+from nodetrack.delivery.engine import Delivery
+[config] = parse_backends([{"kind": "wandb", "batch_rows": 40}]).values()
+delivery = Delivery(Path(sys.argv[1]), "demo", {"wandb": build_backend(config)}, follow=False)
+delivery.start()
+delivery.join()
+"""
+
+
+def test_a_delivery_process_that_is_killed_again_and_again_repeats_no_row(
+    service: WandbService, tmp_path: Path
+) -> None:
+    """At random moments, most of them between a send and its cursor: that is where the time goes."""
+    run = nodetrack.init(project="demo", id="abc", mode="offline", dir=tmp_path, version="0.1.0")
+    for step in range(400):
+        run.log({"loss": step / 2}, step=step)
+    run.finish()
+    chance = random.Random(7)
+    for _ in range(6):
+        seen = len(service.runs["abc"].lines) if "abc" in service.runs else 0
+        with subprocess.Popen([sys.executable, "-c", SYNC, str(run.folder)]) as process:
+            while process.poll() is None and len(service.runs.get("abc", StoredRun("")).lines) == seen:
+                time.sleep(0.005)
+            time.sleep(chance.random() / 2)
+            process.kill()
+    subprocess.run([sys.executable, "-c", SYNC, str(run.folder)], check=True, timeout=50)
+    assert steps(service) == list(range(400))
+    assert service.runs["abc"].state == "finished"
