@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+import nodetrack
 from nodetrack.backends.aim import AimBackend, AimConfig
+from nodetrack.delivery.engine import Delivery
 from nodetrack.errors import BackendRefusedError, BackendUnavailableError, BatchRejectedError
 from nodetrack.records import AttemptFinished, ConfigSet, RunEdited, SummarySet, SystemRow
 from nodetrack.testing import Attempt
@@ -164,6 +166,28 @@ def test_a_killed_writer_loses_nothing_and_blocks_nobody(repo: Path, attempt: At
     backend.close()
     [run] = read(repo)
     assert points(run, "train/loss").keys() == set(range(51))
+
+
+def test_delivery_brings_a_journal_to_aim(repo: Path) -> None:
+    """Two attempts of two versions, sent twice because the cursor was deleted: each row is there once."""
+    run = None
+    for number in range(2):
+        run = nodetrack.init(project="p", id=run and run.id, mode="offline", version=f"0.{number}.0")
+        for step in range(40):
+            run.log({"loss": step + number / 2}, step=step)
+        run.finish()
+    assert run is not None
+    for _ in range(2):
+        backend = AimBackend(AimConfig(repo=str(repo), batch_rows=25))
+        delivery = Delivery(run.folder, "p", {"aim": backend}, follow=False)
+        delivery.start()
+        assert delivery.join(100)
+        assert delivery.statuses()["aim"].delivered == 80
+        (run.folder / "cursors" / "aim.json").unlink()
+    [shown] = read(repo)
+    losses = {context["version"]: columns[0] for _, context, _, columns in shown["metrics"]}
+    assert losses == {f"0.{number}.0": [step + number / 2 for step in range(40)] for number in range(2)}
+    assert shown["params"]["nodetrack"]["state"] == "finished"
 
 
 def test_two_processes_cannot_write_one_run(repo: Path, attempt: Attempt) -> None:

@@ -14,8 +14,10 @@ import msgspec
 import pytest
 from tests.servers.fault_proxy import FaultProxy
 
+import nodetrack
 from nodetrack.backends._mlflow_names import LONGEST_VALUE, original
 from nodetrack.backends.mlflow import CONTINUES_TAG, RUN_TAG, MlflowBackend, MlflowConfig
+from nodetrack.delivery.engine import Delivery
 from nodetrack.errors import BackendRefusedError, BackendUnavailableError, BatchRejectedError
 from nodetrack.records import AttemptFinished, ConfigSet, JsonValue, RunEdited, SummarySet, SystemRow
 from nodetrack.testing import Attempt
@@ -178,7 +180,6 @@ def test_an_answer_that_is_lost_repeats_nothing(place: Place, attempt: Attempt) 
     assert [step for step, _ in place.points("latest/train/loss")] == list(range(20))
 
 
-@pytest.mark.case("C003")
 def test_the_run_is_found_again_without_a_cursor(place: Place, attempt: Attempt) -> None:
     """On another machine, say: by its tag. With the cursor, by its id."""
     backend = place.opened(attempt)
@@ -192,6 +193,7 @@ def test_the_run_is_found_again_without_a_cursor(place: Place, attempt: Attempt)
     assert len(place.server.runs(place.experiment)) == 2
 
 
+@pytest.mark.case("C003")
 @pytest.mark.parametrize("when", ["before it is opened", "while it is open"])
 def test_a_deleted_run_is_continued_in_a_new_one(place: Place, attempt: Attempt, when: str) -> None:
     """Only because the server says that it is gone; the new one names it."""
@@ -240,6 +242,30 @@ def test_a_server_that_hangs_or_is_away_is_known_soon(place: Place, attempt: Att
     place.proxy.go_away()
     with pytest.raises(BackendUnavailableError, match="Connection refused"):
         place.opened(attempt)
+
+
+def test_delivery_brings_a_journal_to_mlflow_whatever_happens_on_the_way(place: Place) -> None:
+    """Three attempts, a proxy that fails in many ways, a cursor that is deleted: each row is there once."""
+    run = None
+    for number in range(3):
+        run = nodetrack.init(project="p", id=run and run.id, mode="offline", version=f"0.{number}.0")
+        for step in range(40):
+            run.log({"loss": step + 0.5}, step=40 * number + step)
+        run.finish()
+    assert run is not None
+    config = MlflowConfig(tracking_uri=place.proxy.url, experiment=place.experiment, batch_rows=25)
+    for spoil in (place.proxy.lose_answer, place.proxy.cut_answer, place.proxy.cut_request):
+        spoil(on="log-batch")
+    place.proxy.answer(503, on="runs/update")
+    for _ in range(2):
+        delivery = Delivery(run.folder, "p", {"mlflow": MlflowBackend(config)}, follow=False)
+        delivery.start()
+        assert delivery.join(100)
+        assert delivery.statuses()["mlflow"].delivered == 120
+        (run.folder / "cursors" / "mlflow.json").unlink()
+    assert place.points("latest/loss") == [(step, step % 40 + 0.5) for step in range(120)]
+    assert place.points("v0.1.0/loss") == [(40 + step, step + 0.5) for step in range(40)]
+    assert (place.run.info.status, place.run.data.tags["nodetrack.version"]) == ("FINISHED", "0.2.0")
 
 
 @pytest.mark.slow

@@ -83,10 +83,9 @@ class AimBackend(Backend[AimConfig]):
     def open(self, run: RunInfo) -> None:
         """See Backend."""
         if "://" in self.config.repo:
-            place = self.config.destination()
             raise BackendRefusedError(
-                f"The aim backend writes to folders, not to {place}: Aim's client of remote servers "
-                "waits without limit and fails without a word. Give it the path of an Aim repository."
+                f"The aim backend writes to folders, not to {self.config.destination()}: give it the path of an "
+                "Aim repository, because Aim's client of a remote server that hangs never ends."
             )
         from aim.sdk.repo import Repo
 
