@@ -84,8 +84,8 @@ class AimBackend(Backend[AimConfig]):
         """See Backend."""
         if "://" in self.config.repo:
             raise BackendRefusedError(
-                f"The aim backend writes to folders, not to {self.config.destination()}: give it the path of an "
-                "Aim repository, because Aim's client of a remote server that hangs never ends."
+                f"The aim backend writes to folders, not to {self.config.destination()}: give it the path of "
+                "an Aim repository, because Aim's client of a remote server that hangs never ends."
             )
         from aim.sdk.repo import Repo
 

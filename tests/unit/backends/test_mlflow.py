@@ -168,8 +168,9 @@ def test_no_secret_is_in_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MlflowConfig().destination() == "postgresql://db/mlflow"
 
 
-def test_an_address_is_needed() -> None:
+def test_an_address_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """MLflow's own default would be a folder wherever the delivery process happens to be."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(BackendRefusedError, match="give it tracking_uri, or set MLFLOW_TRACKING_URI"):
         build_backend(parse_backends(["mlflow"])["mlflow"]).open(_RUN)
 
