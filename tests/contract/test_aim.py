@@ -60,3 +60,10 @@ class TestAim(BackendContract):
         """Aim tells them apart by a context of their own."""
         self.keeps_repeated_steps = True
         super().test_two_processes_of_one_attempt(tmp_path)
+
+    def refused_config(self, tmp_path: Path) -> AimConfig:
+        return AimConfig(repo="aim://127.0.0.1:1")
+
+    def unreachable_config(self, tmp_path: Path) -> AimConfig:
+        (tmp_path / "file").touch()
+        return AimConfig(repo=str(tmp_path / "file"))
