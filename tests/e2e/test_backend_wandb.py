@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
 import os
 import random
+import socket
 import subprocess
 import sys
 import tempfile
@@ -123,7 +125,8 @@ def test_a_row_is_there_when_write_returns(service: WandbService, sender: Sender
     backend = sender.backend()
     backend.open(sender.info)
     backend.write(Batch(run=sender.info, records=rows(0, 5)))
-    assert steps(service) == [0, 1, 2, 3, 4]
+    backend.write(Batch(run=sender.info, records=rows(5, 7)))
+    assert steps(service) == [0, 1, 2, 3, 4, 5, 6]
     stored = service.runs["abc"].rows[3]
     assert stored["_step"] == 3
     assert stored["v0.1.0/loss"] == stored["latest/loss"] == 1.5
@@ -577,15 +580,24 @@ def test_nothing_is_left_behind(service: WandbService, sender: Sender) -> None:
     assert list(Path.cwd().iterdir()) == []
 
 
+def test_nothing_about_the_machine_leaves_it(proxy: FaultProxy, sender: Sender) -> None:
+    sender.deliver([config(lr=1), *rows(0, 2)])
+    sent = b"".join(request.body for request in proxy.requests)
+    assert b"current_version" in sent
+    for private in (socket.gethostname(), str(Path.cwd()), str(Path(__file__).parents[2]), sys.executable):
+        assert private.encode() not in sent
+
+
 def test_wandbs_process_may_be_killed(service: WandbService, sender: Sender) -> None:
     backend = sender.backend()
     backend.open(sender.info)
     backend.write(Batch(run=sender.info, records=[config(lr=1), *rows(0, 2)]))
     backend.write(Batch(run=sender.info, records=rows(2, 3)))
-    for child in psutil.Process().children():
-        if child.name() == "wandb-core":
-            child.kill()
-            child.wait()
+    [core] = [child for child in psutil.Process().children() if child.name() == "wandb-core"]
+    core.kill()
+    for popen in gc.get_objects():  # wandb does not wait for a process that it finds dead
+        if isinstance(popen, subprocess.Popen) and popen.pid == core.pid:
+            popen.wait()
     write_until_taken(backend, Batch(run=sender.info, records=rows(3, 5)))
     backend.close()
     assert steps(service) == list(range(5))

@@ -81,6 +81,7 @@ class WandbBackend(Backend[WandbConfig]):
     def _point_client(self) -> None:
         """W&B's package looks for these in the environment wherever it goes."""
         os.environ["WANDB_SILENT"] = "true"
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # our faults are not W&B's to collect
         if self.config.base_url is not None:
             os.environ["WANDB_BASE_URL"] = self.config.base_url
         if self.config.api_key is not None:
