@@ -410,7 +410,7 @@ def test_an_unusable_summary_rule_is_refused(run: Run) -> None:
 
 
 def test_the_log_backend_writes_a_line_a_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = nodetrack.init(dir=tmp_path, backends=["log", "null"])
+    run = nodetrack.init(dir=tmp_path, backends=["log", "null"], version="1")
     with caplog.at_level(logging.INFO, "nodetrack.rows"):
         run.bind(stage="train").log({"loss": 15.0928, "text": nodetrack.Text("x")}, step=1)
     assert caplog.messages == ["step 1 (stage=train): loss=15.0928 text=<text>"]

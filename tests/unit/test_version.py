@@ -149,7 +149,7 @@ def test_the_command_of_an_installed_package_is_known_by_it(
     install(tmp_path, "my-node", "1.4", entry_points__txt="[console_scripts]\nmy-node-run = m:main\n")
     monkeypatch.syspath_prepend(tmp_path)
     script = Path(sys.executable).parent / "my-node-run"
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
 
     assert find_version() == FoundVersion("1.4", "installed package my-node")
@@ -162,7 +162,7 @@ def test_a_script_that_is_called_like_a_command_or_only_runs_others_is_not_taken
     install(tmp_path, "my-node", "1.4", entry_points__txt="[console_scripts]\nmy-node-run = m:main\n")
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / script.format(bin=Path(sys.executable).parent)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(file))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(file), raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     monkeypatch.delattr(sys.modules["__main__"], "__version__", raising=False)
 
@@ -173,7 +173,7 @@ def test_a_program_that_runs_other_peoples_code_does_not_lend_it_its_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A notebook's kernel or a test run has a version, but it is not the version of anybody's training."""
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", pytest.__file__)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", pytest.__file__, raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", importlib.util.find_spec("pytest.__main__"))
 
     assert find_version(start=tmp_path) == FoundVersion("0+unknown", "default")
