@@ -178,3 +178,11 @@ class DemoNodeError(DemoError):
         self.exit_code = exit_code
         self.last_lines = last_lines
         self.output = output
+
+
+def describe(error: BaseException | None) -> str:
+    """An error in one line, for a table. What is not ours has its type in front."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, BackendRefusedError | BackendUnavailableError):
+        text = f"{type(error).__name__}: {text}".rstrip(": ")
+    return text if len(text) <= 500 else f"{text[:500]}…"

@@ -27,7 +27,7 @@ from nodetrack.delivery.prune import Pruner
 from nodetrack.delivery.speaker import Speaker
 from nodetrack.delivery.spec import Answer, Spec, decode_spec, name_of
 from nodetrack.delivery.system import SystemRecorder, SystemSampler
-from nodetrack.delivery.worker import describe
+from nodetrack.errors import describe
 from nodetrack.journal import disk
 from nodetrack.journal.folder import AttemptFolder
 from nodetrack.journal.recover import read_header

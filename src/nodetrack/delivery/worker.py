@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
@@ -23,12 +23,14 @@ from nodetrack.backends.base import Backend, Batch, RunInfo
 from nodetrack.delivery.lock import BackendLock
 from nodetrack.delivery.quarantine import Quarantine
 from nodetrack.delivery.source import Source, Taken
-from nodetrack.errors import BackendRefusedError, BackendUnavailableError, BatchRejectedError
+from nodetrack.errors import BackendRefusedError, BatchRejectedError, describe
 from nodetrack.journal.cursor import CURSORS, BackendState, Cursor, CursorFile
 from nodetrack.records import Record, Row
 
 #: waiting: another process has the backend. done: everything that there is has been sent.
 WorkerState = Literal[BackendState, "waiting", "done"]
+#: A batch that was sent, and the records of it that were refused for good, with the reasons.
+_Sent: TypeAlias = tuple[Taken, list[tuple[Record, str]]]
 
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 60.0
@@ -36,7 +38,7 @@ _LONGEST_PAUSE_AT_THE_END_SECONDS: Final = 2.0
 _LOCK_POLL_SECONDS: Final = 0.5
 #: After so many failures in a row the backend is closed and opened anew.
 _FAILURES_TO_REOPEN: Final = 3
-#: So many records refused and none taken: then it is not the records.
+#: So many records refused and no row taken: then it is not the records.
 _REFUSES_EVERYTHING: Final = 32
 
 _log = logging.getLogger("nodetrack.delivery")
@@ -81,6 +83,7 @@ class Worker:
         self._failures = 0
         self._opened = False
         self._has_taken_any = False
+        self._held: list[_Sent] = []
         self._asked_to_wait = False
         self._stopping = threading.Event()
         self._awake = threading.Event()
@@ -176,8 +179,8 @@ class Worker:
         while not self._stopping.is_set():
             last_look = self._draining.is_set()
             taken = source.next(config.batch_rows, config.batch_bytes, look=last_look)
-            if taken is not None:
-                if not self._deliver(source, taken):
+            if taken is not None or (last_look and self._held):
+                if not self._deliver(source, self._wait_out() if taken is None else [taken]):
                     return
             elif last_look:
                 self._close()
@@ -211,27 +214,46 @@ class Worker:
 
     # -- one batch -----------------------------------------------------------------------------------
 
-    def _deliver(self, source: Source, taken: Taken) -> bool:
-        """Send a batch and move the cursor; False if the worker was stopped before that."""
+    def _deliver(self, source: Source, batches: list[Taken]) -> bool:
+        """Send batches and move the cursor behind them; False if the worker was stopped before that.
+
+        As long as the backend has taken no row, it may not be the rows that it refuses: batches are held
+        until it is known, and sent again.
+        """
+        while batches:
+            sent = self._send(batches.pop(0))
+            if sent is None:
+                return False
+            self._held.append(sent)
+            if self._refused_count() >= _REFUSES_EVERYTHING:
+                batches = self._wait_out() + batches
+        if not self._refused_count():
+            for sent in self._held:
+                self._acknowledge(source, sent)
+            self._held.clear()
+        return True
+
+    def _refused_count(self) -> int:
+        """How many records were refused by a backend that has taken no row yet."""
+        return 0 if self._has_taken_any else sum(len(refused) for _, refused in self._held)
+
+    def _send(self, taken: Taken) -> _Sent | None:
+        """Send a batch, or as much as tells that the backend refuses everything; None if stopped."""
         refused: list[tuple[Record, str]] = []
         waiting = [taken.batch.records] if taken.batch.records else []
-        while waiting:
+        while waiting and (self._has_taken_any or len(refused) < _REFUSES_EVERYTHING):
             part = waiting.pop()
             try:
                 if not self._persist(functools.partial(self._write, taken.batch, part)):
-                    return False
+                    return None
+                self._has_taken_any |= any(isinstance(record, Row) for record in part)
             except BatchRejectedError as error:
                 if len(part) > 1:
                     middle = len(part) // 2
                     waiting += [part[middle:], part[:middle]]
-                    continue
-                refused.append((part[0], str(error)))
-                if not self._has_taken_any and len(refused) >= _REFUSES_EVERYTHING:
-                    if not self._wait_out(error):
-                        return False
-                    waiting, refused = [taken.batch.records], []
-        self._acknowledge(source, taken, refused)
-        return True
+                else:
+                    refused.append((part[0], str(error)))
+        return taken, refused
 
     def _write(self, batch: Batch, records: Sequence[Record]) -> None:
         """One call of the backend, which remembers nothing of a call that failed."""
@@ -250,7 +272,8 @@ class Worker:
         if self._state != "ok":
             self._enter("ok")
 
-    def _acknowledge(self, source: Source, taken: Taken, refused: list[tuple[Record, str]]) -> None:
+    def _acknowledge(self, source: Source, sent: _Sent) -> None:
+        taken, refused = sent
         for record, reason in refused:
             self._keep_refused(taken.batch, record, reason)
         rows = sum(isinstance(record, Row) for record, _ in refused)
@@ -272,12 +295,18 @@ class Worker:
         except OSError as error:  # it is counted all the same, and the journal has it
             _log.warning("%s cannot be written: %s", self._quarantine.path, error)
 
-    def _wait_out(self, error: BatchRejectedError) -> bool:
-        """The backend has refused all that it was ever given: hold it back, as it cannot be the records."""
-        self._enter("refused", f"it takes no record at all: {error}")
+    def _wait_out(self) -> list[Taken]:
+        """The backend has refused all rows that it was ever given: it cannot be the rows. Returns after a
+        while what is to be sent again.
+        """
+        held = [taken for taken, _ in self._held]
+        reason = next(refused[-1][1] for _, refused in reversed(self._held) if refused)
+        self._held.clear()
+        self._enter("refused", f"it takes no record at all: {reason}")
         at_the_end = self._draining.is_set()
-        pause = _LONGEST_PAUSE_AT_THE_END_SECONDS if at_the_end else _LONGEST_PAUSE_SECONDS
-        return not self._stopping.wait(pause)
+        self._awake.wait(_LONGEST_PAUSE_AT_THE_END_SECONDS if at_the_end else _LONGEST_PAUSE_SECONDS)
+        self._awake.clear()
+        return held
 
     # -- trying again --------------------------------------------------------------------------------
 
@@ -367,11 +396,3 @@ def _may_pass(error: BaseException) -> bool:
 
 def _error_of(state: RetryCallState) -> BaseException | None:
     return state.outcome.exception() if state.outcome is not None else None
-
-
-def describe(error: BaseException | None) -> str:
-    """An error in one line, for a table."""
-    text = " ".join(str(error).split())
-    if not isinstance(error, BackendRefusedError | BackendUnavailableError):
-        text = f"{type(error).__name__}: {text}".rstrip(": ")
-    return text if len(text) <= 500 else f"{text[:500]}…"

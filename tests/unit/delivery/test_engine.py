@@ -380,3 +380,53 @@ def test_a_row_larger_than_the_batch_arrives() -> None:
     assert send(run.folder, backend).delivered == 2
     assert isinstance(backend.batches[0].records[0], AttemptStarted)
     assert all(isinstance(row, Row) for batch in backend.batches for row in batch.rows)
+
+
+def test_many_illegal_rows_of_one_batch_do_not_hold_up_the_others() -> None:
+    """More than are needed to believe that a backend refuses everything; but it takes the rest."""
+    folder = logged(200)
+
+    def refuse(batch: Batch) -> None:
+        if any(row.step % 2 for row in batch.rows):
+            raise BatchRejectedError("HTTP 400: an odd step")
+
+    backend = Scripted(before=refuse)
+    status = send(folder, backend)
+    assert sorted(step for step, _ in backend.rows()) == list(range(0, 200, 2))
+    assert (status.state, status.delivered, status.quarantined) == ("done", 100, 100)
+
+
+def test_a_backend_that_refuses_all_of_a_slow_run_is_not_given_the_blame_on_rows_either() -> None:
+    """Each batch has fewer rows than it takes to be sure."""
+    folder = logged(40)
+    away = [True]
+
+    def refuse(batch: Batch) -> None:
+        if away and batch.rows:
+            raise BatchRejectedError("HTTP 400: no such database")
+
+    backend = Scripted(ScriptedConfig(batch_rows=2), before=refuse)
+    delivery = Delivery(folder, "p", {"scripted": backend}, follow=True)
+    delivery.start()
+    while delivery.statuses()["scripted"].state != "refused":
+        time.sleep(0.01)
+    away.clear()
+    delivery.drain()  # which wakes it
+    assert delivery.join(30)
+    assert backend.rows() == [(step, step / 2) for step in range(40)]
+    assert delivery.statuses()["scripted"].quarantined == 0
+    assert not (folder / "quarantine").exists()
+
+
+def test_a_few_rows_that_are_refused_by_a_backend_that_takes_none_are_not_given_up() -> None:
+    folder = logged(3)
+    refusals = iter(range(9))
+
+    def refuse(batch: Batch) -> None:
+        if batch.rows and next(refusals, None) is not None:
+            raise BatchRejectedError("HTTP 400: no such database")
+
+    backend = Scripted(before=refuse)
+    status = send(folder, backend)
+    assert sorted(backend.rows()) == [(step, step / 2) for step in range(3)]
+    assert (status.delivered, status.quarantined) == (3, 0)
