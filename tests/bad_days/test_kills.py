@@ -113,6 +113,18 @@ def test_a_killed_trainer_whose_server_is_away_leaves_nobody_and_the_next_attemp
     assert_arrived(node, remote, kills=1)
 
 
+def test_a_killed_trainer_whose_backend_hangs_leaves_nobody(new_node: NewNode, lines: Lines) -> None:
+    lines.file.spoil("write hang")
+    node = new_node(lines.config, finish_timeout=2)
+    node.start()
+    node.wait_for_rows(20)
+    node.kill()
+    node.wait_until_alone(BOUND_SECONDS)
+    lines.file.mend()
+    node.sync()
+    assert_arrived(node, lines, kills=1)
+
+
 def test_trainer_and_delivery_killed_and_restarted_again_and_again(
     new_node: NewNode, three: list[Destination]
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.bad_days.conftest import NewNode
-from tests.bad_days.destinations import Influx, Lines, Mlflow, Victoria
+from tests.bad_days.destinations import Influx, Lines, Mlflow, Tensorboard, Victoria
 from tests.bad_days.node import BOUND_SECONDS, Destination, Node, assert_arrived, until
 from tests.servers.fault_proxy import FaultProxy
 
@@ -151,6 +151,53 @@ def test_connections_that_break_in_the_middle(
     node.wait_for_rows(30)
     node.finish()
     assert_arrived(node, remote)
+
+
+@pytest.mark.parametrize("call", ["open", "close"])
+def test_a_plug_in_that_hangs_at_its_beginning_or_its_end(new_node: NewNode, lines: Lines, call: str) -> None:
+    lines.file.spoil(f"{call} hang")
+    node = new_node(lines.config, finish_timeout=2, init_timeout=1)
+    node.start()
+    node.wait_for_rows(20)
+    assert node.finish() < BOUND_SECONDS
+    node.wait_until_alone()
+    lines.file.mend()
+    node.sync()
+    assert_arrived(node, lines)
+
+
+def test_a_plug_in_that_takes_its_process_down(
+    new_node: NewNode, lines: Lines, tensorboard: Tensorboard
+) -> None:
+    """Its process is started again so many times and no more; training and the journal go on."""
+    lines.file.spoil("write exit")
+    node = new_node(lines.config, tensorboard.config)
+    node.restart_pauses = [0.05, 0.05]
+    node.start()
+    until(lambda: "There is no delivery process" in node.errors(), "the warning")
+    node.wait_for_rows(20)
+    node.finish()
+    node.wait_until_alone()
+    lines.file.mend()
+    node.sync()
+    assert_arrived(node, lines, tensorboard)
+
+
+@pytest.mark.parametrize("remote", ["influx"], indirect=True)
+def test_a_server_that_takes_nothing_at_all_for_a_while(
+    new_node: NewNode, remote: Remote, proxy: FaultProxy
+) -> None:
+    """It says of every row that it will never take it: then it is not the rows, and they are kept."""
+    proxy.answer(400, times=None, body=b'{"message": "no"}', headers={"Content-Type": "application/json"})
+    node = new_node(remote.config)
+    node.start()
+    node.wait_for_rows(50)
+    until(lambda: health_of(node, remote)["state"] == "refused", "the news that it takes nothing")
+    proxy.heal()
+    node.finish()
+    node.wait_until_alone()
+    assert_arrived(node, remote)
+    assert not (node.run.folder / "quarantine").exists()
 
 
 def test_answers_that_a_plug_in_lost(new_node: NewNode, lines: Lines) -> None:
