@@ -37,9 +37,10 @@ def log(
     *,
     context: Mapping[str, object] | None = None,
     commit: bool | None = None,
+    defer: bool = False,
 ) -> None:
     """`Run.log` of the active run."""
-    require_run("log").log(values, step, context=context, commit=commit)
+    require_run("log").log(values, step, context=context, commit=commit, defer=defer)
 
 
 def finish(exit_code: int = 0) -> None:

@@ -36,6 +36,8 @@ HEARTBEAT_FILE: Final = "heartbeat"
 #: So much is logged between two marks; see `journal.recover`.
 MARK_BYTES: Final = 1024 * 1024
 _HANDLER_PATIENCE_SECONDS: Final = 0.1
+#: How long an attempt that does not end well waits for deferred values: the device may be what failed.
+_UNWELL_PATIENCE_SECONDS: Final = 2.0
 
 
 class Labels(msgspec.Struct, frozen=True):
@@ -188,6 +190,28 @@ class Attempt:
 
     # -- meanwhile -----------------------------------------------------------------------------------
 
+    def flush(self) -> None:
+        """Wait for the deferred rows and bring everything to the disk itself."""
+        state, seconds = self.state, self.settings.finish_timeout
+        if not state.deferral.drain(seconds):
+            state.warn(
+                f"Deferred rows of run {state.identity.run} still wait for their values after {seconds:g} "
+                "seconds: flush goes on without them."
+            )
+            state.say()
+        state.journal.sync()
+
+    def await_deferred(self, seconds: float | None = None) -> None:
+        """Have the rows that were deferred stand before what is recorded next. What is not there after
+        `seconds`, by default `finish_timeout`, is counted as lost: it must not come after all. The caller
+        does not hold the journal's lock.
+        """
+        seconds = self.settings.finish_timeout if seconds is None else seconds
+        if not self.state.deferral.drain(seconds):
+            with self.state.journal.lock:
+                self.state.give_up_deferred()
+            self.state.say()
+
     def set_labels(self, fields: Mapping[str, object]) -> None:
         """Change name, tags or notes."""
         texts = {name: _label(value) for name, value in fields.items()}
@@ -335,10 +359,15 @@ class Attempt:
 
         In a forked child only the child's own segment is closed: the attempt is its parent's.
         """
+        deadline = time.monotonic() + self.settings.finish_timeout
         try:
             console.forget(self.state)
+            is_well = state == "finished" and not process_end.handling
+            self.await_deferred(
+                None if is_well else min(self.settings.finish_timeout, _UNWELL_PATIENCE_SECONDS)
+            )
             self._record_once(state, exit_code, reason)
-            self._close_once()
+            self._close_once(deadline)
         except Exception as error:  # training has ended well; a fault of ours must not make it look otherwise
             self.state.warn(
                 f"Run {self.state.identity.run} could not be finished ({type(error).__name__}: {error}); "
@@ -351,19 +380,20 @@ class Attempt:
         with run.journal.lock:
             if run.finished:
                 return
+            run.give_up_deferred()  # what another thread has deferred in this instant
             if os.getpid() == self._pid:
                 self._record_end(state, exit_code, reason)
             run.last_measured = run.measured_summary()
             run.finished = True
             run.forget_key_sets()
 
-    def _close_once(self) -> None:
+    def _close_once(self, deadline: float) -> None:
         """Close what is still open. A Ctrl-C may end this half-way; the next call, or the exit, goes on."""
         run = self.state
         if self._closed:
             return
-        deadline = time.monotonic() + self.settings.finish_timeout
         try:
+            run.deferral.stop()
             if self._keeper is not None:
                 self._keeper.stop(self._patience())
             run.journal.close()

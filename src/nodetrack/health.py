@@ -50,9 +50,9 @@ class Health(msgspec.Struct, frozen=True):
     logged: int
     #: Rows in the journal.
     written: int
-    #: Records that wait in memory because the disk refuses.
+    #: Records that wait in memory: the disk refuses, or the values of deferred rows are still computed.
     pending: int
-    #: Records that could not be kept.
+    #: Records that could not be kept, and deferred rows whose values never came.
     lost: int
     #: Rows whose step was lower than that of an earlier row with the same metrics. They are kept.
     out_of_order: int

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from nodetrack.aggregate import SUMMARY_KINDS, SummaryKind
+from nodetrack.deferral import DeferredRow, held
 from nodetrack.errors import UsageError
 from nodetrack.health import Health
 from nodetrack.records import Kind, StoredValue
@@ -55,6 +56,7 @@ class Run:
         *,
         context: Mapping[str, object] | None = None,
         commit: bool | None = None,
+        defer: bool = False,
     ) -> None:
         """Record one row: metric names and their values at `step`.
 
@@ -65,10 +67,19 @@ class Run:
 
         Values are numbers, numpy or torch scalars, or `Histogram`, `Text`, `Image`, `Table`; anything else
         is left out with one warning a name. When this returns, the row is in the operating system's hands.
+
+        `defer=True` is for values that are computed lazily, such as JAX arrays: the call does not wait for
+        them. It takes the time and the step; another thread reads the values, which must not be changed in
+        place after the call, and writes the row. At most 256 rows wait like this: beyond that a call reads
+        its own values as without `defer`, so that nothing is lost. `flush` and `finish` wait for what was
+        deferred. A row whose values never come is counted in `health().lost`.
         """
         now = time_ns()
-        if context:
-            self._log_within(context, values, step, commit)
+        if context or defer:
+            if context:
+                self._log_within(context, values, step, commit, defer)
+            else:
+                self._defer(values, step, now, commit)
             return
         state = self._state
         lock = state.journal.lock
@@ -125,6 +136,7 @@ class Run:
         values: Mapping[str, object],
         step: int | None,
         commit: bool | None,
+        defer: bool,
     ) -> None:
         try:
             bound = self._within(context)
@@ -133,7 +145,64 @@ class Run:
         except Exception as error:  # a context value that cannot be written as text
             self._state.skip_row(error)
         else:
-            bound.log(values, step, commit=commit)
+            bound.log(values, step, commit=commit, defer=defer)
+
+    def _defer(self, values: Mapping[str, object], step: int | None, now: int, commit: bool | None) -> None:
+        """Give the row its step and its place now; `_write_deferred` does the rest. Without room for it it
+        is written here.
+        """
+        state = self._state
+        state.require_open("log")
+        _require_names(values)
+        try:
+            values = held(values)
+            with state.journal.lock:
+                state.require_open("log")
+                has_room = state.deferral.has_room()
+                if has_room and values:
+                    number = state.counter if step is None else state.whole_step(step)
+                    row = DeferredRow(
+                        values,
+                        number,
+                        now,
+                        counted=step is None,
+                        order=state.expect_row(number),
+                        write=self._write_deferred,
+                    )
+                    if step is None and commit is not False:
+                        state.counter = number + 1
+                    state.deferral.put(row)
+        except UsageError:
+            raise
+        except Exception as error:  # as in `log`
+            state.skip_row(error)
+            return
+        if not has_room:
+            self._log_unusual(values, step, now, commit)
+        state.say()
+
+    def _write_deferred(self, row: DeferredRow) -> None:
+        """Called by the thread that may wait: read the values and write the row, unless it was given up."""
+        state = self._state
+        skipped: list[tuple[str, str]] = []
+        kept: dict[str, StoredValue] = {}
+        try:
+            try:
+                kept = coerce(row.values, lambda name, reason: skipped.append((name, reason)))
+            except Exception as error:  # as in `log`
+                state.skip_row(error)
+            with state.journal.lock:
+                if not state.deferral.settle(row):
+                    return
+                for name, reason in skipped:
+                    state.skip(name, reason)
+                if kept:
+                    self._write_kept(kept, row.step, row.time_ns, row.counted, commit=False, order=row.order)
+                else:
+                    state.logged -= 1
+        except Exception as error:  # a fault of ours must not end the thread
+            state.skip_row(error)
+        state.say()
 
     def _log_unusual(
         self, values: Mapping[str, object], step: int | None, now: int, commit: bool | None
@@ -162,17 +231,33 @@ class Run:
         self, kept: dict[str, StoredValue], step: int | None, now: int, commit: bool | None
     ) -> None:
         state = self._state
+        number = state.counter if step is None else state.whole_step(step)
+        self._write_kept(kept, number, now, step is None, commit)
+
+    def _write_kept(
+        self,
+        kept: dict[str, StoredValue],
+        step: int,
+        now: int,
+        counted: bool,
+        commit: bool | None,
+        order: int | None = None,
+    ) -> None:
+        """`order`: the place among the rows of one that has been counted; without it this is the newest."""
+        state = self._state
         names, items = tuple(kept), [*kept.values()]
         self._key_sets = state.view(self._context)
         key_set = self._key_sets.get(names) or state.new_key_set(self._key_sets, names, self._context)
-        number = state.counter if step is None else state.whole_step(step)
-        state.note_nonfinite(names, items, number)
-        state.journal.write_row(key_set, number, now, items, step is None, checked=True)
-        if step is None and commit is not False:
-            state.counter = number + 1
-        state.count(key_set, number, items)
+        state.note_nonfinite(names, items, step)
+        state.journal.write_row(key_set, step, now, items, counted, checked=True)
+        if counted and commit is not False:
+            state.counter = step + 1
+        if order is None:
+            state.count(key_set, step, items)
+        else:
+            state.count_late(key_set, step, items, order)
         if state.watched:
-            state.show(key_set, number, now, items)
+            state.show(key_set, step, now, items)
 
     def bind(self, **context: object) -> Run:
         """The same run with a context added to each row: `run.bind(stage="eval").log(...)`.
@@ -204,6 +289,7 @@ class Run:
             raise UsageError(f"define_metric takes the name of a metric, not {name!r}.")
         if summary is not None and summary not in SUMMARY_KINDS:
             raise UsageError(f"summary={summary!r} is not known; it can be {', '.join(SUMMARY_KINDS)}.")
+        self._attempt.await_deferred()
         with self._open("define_metric") as state:
             if summary is not None:
                 state.aggregates.define(name, summary)
@@ -221,6 +307,7 @@ class Run:
         """Go back: what was logged behind `step` is superseded in views and stays readable; counting
         goes on behind it.
         """
+        self._attempt.await_deferred()
         with self._open("rewind") as state:
             state.rewind(state.whole_step(step))
 
@@ -228,9 +315,9 @@ class Run:
 
     def flush(self) -> None:
         """Bring all rows to the disk itself. On return a power cut loses none of them, unless the disk
-        refuses.
+        refuses. Rows that were deferred are waited for, at most `finish_timeout` seconds.
         """
-        self._state.journal.sync()
+        self._attempt.flush()
 
     def finish(self, exit_code: int = 0) -> None:
         """End the attempt. The run's id stays the node's; the next `init` goes on with it. Twice is
@@ -277,6 +364,7 @@ class Run:
 
         A checkpoint without a run id (an old one) is warned of, and the run stays as it is.
         """
+        self._attempt.await_deferred()
         with self._open("load_state_dict"):
             self._attempt.load_state_dict(state_dict)
             self._key_sets = self._state.view(self._context)

@@ -16,6 +16,7 @@ import msgspec
 
 from nodetrack.aggregate import Aggregates
 from nodetrack.backends.base import Backend, Batch, RunInfo
+from nodetrack.deferral import Deferral
 from nodetrack.delivery.process import DeliveryProcess
 from nodetrack.delivery.progress import Logged, progress
 from nodetrack.errors import RunFinishedError
@@ -70,6 +71,9 @@ class RunState:
         self.counter = counter
         self.base_step = self.first_step = step
         self.logged = 0
+        #: Rows whose values were still being computed when they were needed.
+        self.never_computed = 0
+        self.deferral = Deferral()
         self.out_of_order = 0
         self.nonfinite: dict[str, int] = {}
         self.first_nonfinite: dict[str, int] = {}
@@ -173,6 +177,31 @@ class RunState:
             self.out_of_order += 1
         self.logged = key_set.order = self.logged + 1
         key_set.values = values
+
+    def expect_row(self, step: int) -> int:
+        """Count a row that is written later, and whose step counts from now on; its place among the rows."""
+        self.base_step = max(self.base_step, min(step + 1, MAX_STEP))
+        self.logged += 1
+        return self.logged
+
+    def count_late(self, key_set: KeySet, step: int, values: list[StoredValue], order: int) -> None:
+        """Take note that a row which `expect_row` has counted was written. One that was logged after it may
+        have been written before it; then that one has the newest values.
+        """
+        if order > key_set.order:
+            self.out_of_order += step < key_set.last_step
+            key_set.order, key_set.values = order, values
+        key_set.last_step = max(key_set.last_step, step)
+
+    def give_up_deferred(self) -> None:
+        """Count the deferred rows that nobody waits for any longer as lost. The caller has waited."""
+        lost = self.deferral.give_up()
+        if lost:
+            self.never_computed += lost
+            self.warn(
+                f"The values of {lost} deferred rows of run {self.identity.run} were not computed in time; "
+                "the rows are lost."
+            )
 
     def last_values(self) -> dict[str, StoredValue]:
         """The newest value of every metric that this attempt has logged."""
@@ -338,8 +367,8 @@ class RunState:
             state=self._state(),
             logged=self.logged,
             written=journal.written,
-            pending=journal.pending,
-            lost=journal.lost,
+            pending=journal.pending + self.deferral.waiting,
+            lost=journal.lost + self.never_computed,
             out_of_order=self.out_of_order,
             nonfinite=dict(self.nonfinite),
             first_nonfinite=dict(self.first_nonfinite),
@@ -352,7 +381,7 @@ class RunState:
     def _state(self) -> Literal["ok", "degraded", "finished", "disabled"]:
         if self.disabled:
             return "disabled"
-        if self.journal.failing or self.journal.lost:
+        if self.journal.failing or self.journal.lost or self.never_computed:
             return "degraded"
         return "finished" if self.finished else "ok"
 
@@ -364,7 +393,8 @@ class RunState:
 
     def _progress(self, cursor: Cursor | None) -> BackendHealth:
         attempt, writer = self.identity.attempt, self.journal.writer
-        return progress(cursor, Logged(attempt, writer, self.logged, self.first_step, self.step - 1))
+        logged = self.logged - self.never_computed
+        return progress(cursor, Logged(attempt, writer, logged, self.first_step, self.step - 1))
 
 
 _states: weakref.WeakSet[RunState] = weakref.WeakSet()
@@ -375,6 +405,7 @@ def _after_fork_in_child() -> None:
     for state in list(_states):
         if not state.finished:
             state.journal.after_fork_in_child()
+            state.deferral.after_fork_in_child()
 
 
 def plain_values(values: Mapping[str, object]) -> Mapping[str, JsonValue]:
