@@ -575,7 +575,7 @@ def test_a_fault_of_ours_at_the_end_does_not_look_like_one_of_training(
     run = start()
     run.log({"a": 1.0})
 
-    def broken() -> None:
+    def broken(_deadline: float) -> None:
         raise NameError("x")
 
     monkeypatch.setattr(run._attempt, "_close_once", broken)
