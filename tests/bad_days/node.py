@@ -163,11 +163,15 @@ class Node:
     def finish(self) -> float:
         """Finish the run and end the trainer; returns how long `finish` took, in seconds."""
         trainer = self._running()
-        self._say("finish")
+        self.begin_to_finish()
         seconds: float = self._hear("finished")["seconds"]
         assert trainer.wait(PATIENCE_SECONDS) == 0, self.errors()
         self._let_go()
         return seconds
+
+    def begin_to_finish(self) -> None:
+        """Have the trainer finish the run, and do not wait for it."""
+        self._say("finish")
 
     def kill(self) -> None:
         """SIGKILL the trainer."""

@@ -134,13 +134,17 @@ def test_trainer_and_delivery_killed_and_restarted_again_and_again(
         node.start()
         node.wait_for_rows(10)
         time.sleep(moments.uniform(0.0, 0.5))
-        if number % 2:
+        if number % 3 == 0:
             node.kill_delivery()
             node.kill()
-        else:
+        elif number % 3 == 1:
             node.kill()
             time.sleep(moments.uniform(0.0, 0.3))
             node.kill_delivery()
+        else:
+            node.begin_to_finish()
+            time.sleep(moments.uniform(0.0, 0.3))
+            node.kill()
     node.start()
     node.wait_for_rows(10)
     node.finish()

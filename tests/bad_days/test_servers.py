@@ -85,17 +85,21 @@ def test_a_server_that_takes_connections_and_says_nothing(
     assert_arrived(node, remote)
 
 
-def test_a_plug_in_that_hangs_for_good(new_node: NewNode, lines: Lines) -> None:
+def test_a_plug_in_that_hangs_for_good_holds_up_no_other(
+    new_node: NewNode, lines: Lines, tensorboard: Tensorboard
+) -> None:
     """Its call cannot be ended, so its process is."""
     lines.file.spoil("write hang")
-    node = new_node(lines.config, finish_timeout=2)
+    node = new_node(lines.config, tensorboard.config, finish_timeout=3)
     node.start()
     node.wait_for_rows(50)
     assert node.finish() < BOUND_SECONDS
     node.wait_until_alone()
+    assert_arrived(node, tensorboard)
+    assert not lines.rows(node.run_id)
     lines.file.mend()
     node.sync()
-    assert_arrived(node, lines)
+    assert_arrived(node, lines, tensorboard)
 
 
 @pytest.mark.parametrize(("remote", "status"), [("influx", 500), ("mlflow", 503)], indirect=["remote"])
