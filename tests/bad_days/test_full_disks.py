@@ -73,6 +73,7 @@ def test_a_server_whose_disk_is_full(new_node: NewNode, tmp_path: Path) -> None:
         assert_arrived(node, victoria)
 
 
+@pytest.mark.case("C025")
 def test_a_folder_of_tensorboard_whose_disk_is_full(new_node: NewNode, tmp_path: Path, lines: Lines) -> None:
     with mounted(tmp_path / "disk", 1) as disk:
         tensorboard = Tensorboard(disk.folder / "tensorboard")
@@ -88,7 +89,6 @@ def test_a_folder_of_tensorboard_whose_disk_is_full(new_node: NewNode, tmp_path:
         assert_arrived(node, tensorboard, lines)
 
 
-@pytest.mark.case("C025")
 def test_a_node_whose_own_disk_is_full(
     new_node: NewNode, tmp_path: Path, lines: Lines, influx: Influx
 ) -> None:

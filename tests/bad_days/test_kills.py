@@ -25,7 +25,7 @@ def configs(destinations: list[Destination]) -> list[dict[str, object]]:
     return [destination.config for destination in destinations]
 
 
-@pytest.mark.case("C020")
+@pytest.mark.case("C033")
 def test_a_delivery_process_that_is_killed_again_and_again(
     new_node: NewNode, three: list[Destination], lines: Lines
 ) -> None:
@@ -76,6 +76,7 @@ def test_past_the_bound_it_is_not_started_again_and_sync_sends_the_rest(
     assert_arrived(node, *three)
 
 
+@pytest.mark.case("C036")
 @pytest.mark.parametrize("moment", [0.0, 0.15, 0.4])
 def test_a_killed_trainer_whose_rows_are_sent_without_it(
     new_node: NewNode, three: list[Destination], moment: float

@@ -20,7 +20,7 @@ def health_of(node: Node, destination: Destination) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("remote", ["victoria", "mlflow"], indirect=True)
-@pytest.mark.case("C036")
+@pytest.mark.case("C020")
 def test_a_server_that_is_absent_at_the_start_and_comes_later(
     new_node: NewNode, remote: Remote, proxy: FaultProxy
 ) -> None:
@@ -69,7 +69,8 @@ def test_a_wrong_token_is_told_by_init(new_node: NewNode, lines: Lines) -> None:
 
 
 @pytest.mark.parametrize("remote", ["victoria", "mlflow"], indirect=True)
-@pytest.mark.case("C035")
+@pytest.mark.case("C020")
+@pytest.mark.case("C024")
 def test_a_server_that_takes_connections_and_says_nothing(
     new_node: NewNode, remote: Remote, proxy: FaultProxy
 ) -> None:

@@ -167,7 +167,7 @@ class DeliveryProcess:
     def _note_death(self, how: str) -> None:
         """Plan the next start, or give up."""
         if self._restarts >= len(RESTART_PAUSES):
-            self._give_up(f"{how}, the {self._restarts + 1}th time")
+            self._give_up(f"{how}, for the last of {self._restarts + 1} times")
         else:
             self._restart_at = time.monotonic() + RESTART_PAUSES[self._restarts]
 
