@@ -5,7 +5,8 @@ becomes
 
     v0.1.0/loss   the metric under the version of the code that logged it
     latest/loss   the same value, under a name that outlives versions
-    v0.1.0/step   the tracker's step
+    v0.1.0/step   the tracker's step, the x axis of v0.1.0/…
+    latest/step   the same, the x axis of latest/… across all versions
 
 and comes back from it. This module is the only place that knows these names. What it keeps apart:
 
@@ -153,13 +154,13 @@ class _RowNames(NamedTuple):
 
     under_version: tuple[str, ...]
     under_latest: tuple[str, ...]
-    step: str
+    steps: tuple[str, ...]
 
 
 def flatten_row(
     version: str, step: int, values: Mapping[str, object], context: Context = ()
 ) -> dict[str, object]:
-    """The row under flat names, each value twice, with the tracker's step.
+    """The row under flat names, each value and the tracker's step twice.
 
     What is to become one row outside must be merged before it is flattened: whether `v<version>/step` is
     the tracker's depends on the metrics of the whole row.
@@ -167,7 +168,7 @@ def flatten_row(
     names = _row_names(version, tuple(values), tuple(_context_values(context)) if context else ())
     flat = dict(zip(names.under_version, values.values(), strict=True))
     flat.update(zip(names.under_latest, values.values(), strict=True))
-    flat[names.step] = step
+    flat.update(dict.fromkeys(names.steps, step))
     return flat
 
 
@@ -190,7 +191,11 @@ def unflatten_row(flat: Mapping[str, object]) -> FlatRow:
             own[part.metric] = flat[name]
         else:
             plain[name] = flat[name]
-    step = flat[RESERVED_STEP] if RESERVED_STEP in flat else own.pop(_STEP, None)
+    if RESERVED_STEP in flat:
+        step = flat[RESERVED_STEP]
+    else:
+        newest_step = newest.pop(_STEP, None)
+        step = own.pop(_STEP, newest_step)
     return FlatRow(version, cast("int | None", step), {**plain, **newest, **own})
 
 
@@ -202,5 +207,5 @@ def _row_names(version: str, metrics: tuple[str, ...], context: tuple[str, ...])
     return _RowNames(
         under_version=tuple(join(version, metric) for metric in named),
         under_latest=tuple(latest(metric) for metric in named),
-        step=RESERVED_STEP if _STEP in named else join(version, _STEP),
+        steps=(RESERVED_STEP,) if _STEP in named else (join(version, _STEP), latest(_STEP)),
     )

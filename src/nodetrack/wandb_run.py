@@ -294,9 +294,12 @@ class _Start:
         return {"version_history": history, "current_version": self.version}
 
     def _define_steps(self, run: wandb.Run) -> None:
-        """Charts of our names have our step as their x axis, not W&B's."""
-        step = join(self.version, "step")
-        for pattern in (join(self.version, "*"), latest("*")):
+        """Charts of our names have our step as their x axis, not W&B's. A resumed run has forgotten those of
+        its earlier versions.
+        """
+        versions = cast("Mapping[str, list[str]]", run.config)["version_history"]
+        axes = {join(version, "*"): join(version, "step") for version in versions}
+        for pattern, step in {**axes, latest("*"): latest("step")}.items():
             # Each row has the step already; W&B's own copy takes the dots of the version for nesting.
             run.define_metric(pattern, step_metric=step, step_sync=False)
 

@@ -30,6 +30,7 @@ def test_a_row_has_both_names_and_the_step_in_wandb_and_is_journalled_once(node)
         "v0.1.0/train/acc": 1,
         "latest/train/acc": 1,
         "v0.1.0/step": 7,
+        "latest/step": 7,
     }
     assert row["_step"] == 7
     [journalled] = node.journal_rows()
@@ -55,10 +56,10 @@ def test_every_way_to_call_log_works_and_the_users_own_step_survives(node) -> No
     rows = [without_wandbs_own(row) for row in node.wandb_rows()]
     assert rows == [
         {"v0.1.0/step": 3, "latest/step": 3, "v0.1.0/x": 1, "latest/x": 1, "nodetrack/step": 0},
-        {"v0.1.0/x": 1, "latest/x": 1, "v0.1.0/step": 5},
-        {"v0.1.0/x": 2, "latest/x": 2, "v0.1.0/y": 2, "latest/y": 2, "v0.1.0/step": 1},
-        {"v0.1.0/x": 3, "latest/x": 3, "v0.1.0/step": 9},
-        {"v0.1.0/x": 4, "latest/x": 4, "v0.1.0/step": 2},
+        {"v0.1.0/x": 1, "latest/x": 1, "v0.1.0/step": 5, "latest/step": 5},
+        {"v0.1.0/x": 2, "latest/x": 2, "v0.1.0/y": 2, "latest/y": 2, "v0.1.0/step": 1, "latest/step": 1},
+        {"v0.1.0/x": 3, "latest/x": 3, "v0.1.0/step": 9, "latest/step": 9},
+        {"v0.1.0/x": 4, "latest/x": 4, "v0.1.0/step": 2, "latest/step": 2},
     ]
     assert [(row.step, row.values) for row in node.journal_rows()] == [
         (0, {"step": 3, "x": 1}),
@@ -102,8 +103,8 @@ def test_several_calls_at_one_step_are_one_row_unless_one_would_overwrite_anothe
         "v0.1.0/step": 3, "latest/step": 3, "nodetrack/step": 5,
         "v0.1.0/a": 1, "latest/a": 1, "v0.1.0/b": 2, "latest/b": 2,
     }  # fmt: skip
-    assert again == {"v0.1.0/a": 9, "latest/a": 9, "v0.1.0/step": 5}
-    assert after == {"v0.1.0/c": 1, "latest/c": 1, "v0.1.0/step": 6}
+    assert again == {"v0.1.0/a": 9, "latest/a": 9, "v0.1.0/step": 5, "latest/step": 5}
+    assert after == {"v0.1.0/c": 1, "latest/c": 1, "v0.1.0/step": 6, "latest/step": 6}
 
 
 def test_odd_steps_and_values_cost_no_row(node) -> None:
@@ -192,12 +193,15 @@ def test_secrets_in_the_config_reach_neither_wandb_nor_the_journal(node) -> None
 
 
 def test_our_names_have_our_step_as_their_axis(node) -> None:
+    """`latest/…` runs through all versions; a resumed run has forgotten the axes of its earlier ones."""
     node.run("run = start(); run.log({'a': 1}); run.finish()")
+    node.run("run = start(version='0.2.0'); run.log({'a': 1}); run.finish()")
     metrics = [
         record.metric for record in node.wandb_records() if record.WhichOneof("record_type") == "metric"
     ]
-    axes = {metric.glob_name: metric.step_metric for metric in metrics if metric.glob_name}
-    assert axes == {"v0.1.0/*": "v0.1.0/step", "latest/*": "v0.1.0/step"}
+    axes = [(metric.glob_name, metric.step_metric) for metric in metrics if metric.glob_name]
+    first = [("v0.1.0/*", "v0.1.0/step"), ("latest/*", "latest/step")]
+    assert axes == [*first, first[0], ("v0.2.0/*", "v0.2.0/step"), first[1]]
 
 
 def test_the_run_is_what_was_asked_for(node) -> None:

@@ -395,7 +395,7 @@ def test_backends_come_from_argument_or_settings_and_the_environment_wins(
 
 
 def test_a_wrong_backend_fails_at_the_start_and_names_what_there_is(start: Start) -> None:
-    with pytest.raises(UnknownBackendError, match="'lgo'; known backends: .*log, .*null"):
+    with pytest.raises(UnknownBackendError, match=r"'lgo'; known backends: .*log, .*null"):
         start(backends=["lgo"])
     with pytest.raises(SettingsError, match="'log' cannot take level='LOUD'"):
         start(backends=[{"kind": "log", "level": "LOUD"}])

@@ -252,9 +252,9 @@ class Lineage:
         run = self.current().run
         run.tags = tuple(union(run.tags or (), self.run.tags))
         if "name" in known:
-            run.name = self._opening().labels.get("name")
+            run.name = str(self._opening().labels.get("name", ""))
         if "notes" in known:
-            run.notes = self.run.notes
+            run.notes = self.run.notes or ""
 
     # -- how it is opened ----------------------------------------------------------------------------
 

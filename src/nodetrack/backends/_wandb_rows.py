@@ -94,7 +94,7 @@ def _image(value: Mapping[str, object]) -> object:
         image.load()
     except (OSError, ValueError):
         raise UnshownError("an image that Pillow cannot read") from None
-    return wandb.Image(image, caption=value["caption"])
+    return wandb.Image(image, caption=cast("str | None", value["caption"]))
 
 
 _CONVERSIONS: Final[Mapping[str, Callable[[Mapping[str, object]], object]]] = {

@@ -56,7 +56,7 @@ class Opening:
     directory: Path
     offline: bool
     timeout_seconds: float
-    labels: Mapping[str, object] = field(default_factory=dict)
+    labels: Mapping[str, Any] = field(default_factory=dict)
 
 
 def bounded(call: Callable[[], _Result], seconds: float, what: str) -> _Result:
@@ -148,11 +148,12 @@ class Session:
 
     def set_summary(self, values: Mapping[str, object]) -> None:
         """Set summary entries by hand; None removes one."""
+        summary: Any = self._run.summary  # which has no types
         for name, value in values.items():
             if value is not None:
-                self._run.summary[name] = value
-            elif name in self._run.summary.keys():  # noqa: SIM118 - wandb's summary has no `in` of its own
-                del self._run.summary[name]
+                summary[name] = value
+            elif name in summary.keys():  # noqa: SIM118 - nor an `in` of its own
+                del summary[name]
 
     def define(self, name: str, step_metric: str | None, summary: str | None) -> None:
         """How a metric is drawn. Each row has its step; W&B's own copy of it would take dots for nesting."""
@@ -174,8 +175,9 @@ class Session:
 
     def write_system(self, row: SystemRow) -> bool:
         """One sample, where W&B shows the machine; False if this wandb has no way for it."""
-        from wandb.proto import wandb_internal_pb2 as messages
+        from wandb.proto import wandb_internal_pb2
 
+        messages: Any = wandb_internal_pb2
         publish = getattr(getattr(self._run, "_interface", None), "_publish", None)
         if publish is None:
             return False
@@ -230,9 +232,9 @@ class Session:
         import wandb
 
         if self._api_run is None:
-            api = wandb.Api(timeout=max(1, round(self._opening.timeout_seconds)))  # type: ignore[no-untyped-call]
+            api = wandb.Api(timeout=max(1, round(self._opening.timeout_seconds)))
             entity = f"{self._run.entity}/" if self._run.entity else ""
-            self._api_run = api.run(f"{entity}{self._opening.project}/{self.id}")  # type: ignore[no-untyped-call]
+            self._api_run = api.run(f"{entity}{self._opening.project}/{self.id}")
         else:
             self._api_run.load(force=True)
         return self._api_run
@@ -286,7 +288,7 @@ def _init(opening: Opening, run_id: str, resume: Resume, rewind_to: int | None, 
         "x_update_finish_state": marks,
     }
     known = {name: value for name, value in chosen.items() if name in wandb.Settings.model_fields}
-    place = (
+    place: dict[str, Any] = (
         {"id": run_id, "resume": resume}
         if rewind_to is None
         else {"resume_from": f"{run_id}?_step={rewind_to}"}

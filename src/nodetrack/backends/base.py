@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
@@ -84,7 +84,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     run: RunInfo
     records: Sequence[Record]
-    #: The number of the segment, and of the first segment of the process that wrote it: 1 for the node itself.
+    #: The number of the segment, and that of the first one of the process that wrote it: 1 for the node.
     segment: int = 1
     writer: int = 1
 

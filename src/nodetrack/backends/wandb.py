@@ -218,7 +218,7 @@ class WandbBackend(Backend[WandbConfig]):
         standing.versions[number] = run.version
         self._define(Metric(join(run.version, "*"), join(run.version, "step")))
         if self._is_newest(run):
-            self._define(Metric(latest("*"), join(run.version, "step")))
+            self._define(Metric(latest("*"), latest("step")))
         self._lineage.announce_versions()
         self._must_settle = True
 
