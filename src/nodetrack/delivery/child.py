@@ -113,6 +113,7 @@ class _Child:
             self._backends(),
             follow=True,
             changed=self._speaker.take,
+            own_attempt=spec.header.attempt,
         )
         self._pruner = Pruner(
             spec.run_folder,

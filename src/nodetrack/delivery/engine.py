@@ -19,8 +19,9 @@ class Delivery:
     """Sends a run's records to `backends`, each at its own pace.
 
     `follow`: wait for more until `drain` is called. Without it the workers end once all that is in the
-    journal has been sent. `attempts` restricts it to some, by id. `changed` is called from the workers'
-    threads after every batch and whenever a backend's state changes.
+    journal has been sent. `attempts` restricts it to some, by id; `own_attempt` is the one of the trainer
+    whose process this is, see Worker. `changed` is called from the workers' threads after every batch and
+    whenever a backend's state changes.
     """
 
     def __init__(
@@ -32,12 +33,13 @@ class Delivery:
         follow: bool,
         attempts: Collection[str] | None = None,
         changed: Callable[[Status], None] = lambda _: None,
+        own_attempt: str | None = None,
     ) -> None:
         self._draining = threading.Event()
         if not follow:
             self._draining.set()
         self.workers = {
-            kind: Worker(run_folder, project, kind, backend, self._draining, attempts, changed)
+            kind: Worker(run_folder, project, kind, backend, self._draining, attempts, changed, own_attempt)
             for kind, backend in backends.items()
         }
 

@@ -19,12 +19,14 @@ from nodetrack.errors import JournalError
 from nodetrack.journal.cursor import Cursor, SegmentProgress
 from nodetrack.journal.folder import AttemptFolder
 from nodetrack.journal.reader import SegmentReader
-from nodetrack.journal.recover import attempt_folders, attempt_number
+from nodetrack.journal.recover import attempt_folders, attempt_number, read_header
 from nodetrack.journal.segment import segment_number, segment_paths
 from nodetrack.records import JsonValue, Mark, Record, RunEdited
 
-#: All folders are looked through again so often; in between only the newest attempt is.
+#: All folders are looked through again so often; in between only attempts that are being written are.
 _LOOK_SECONDS: Final = 60.0
+#: An attempt whose files have not grown for so long is not being written, until a look finds otherwise.
+_LIVELY_SECONDS: Final = 600.0
 _LEAST_BLOCK_BYTES: Final = 64 * 1024
 _LABELS: Final = ("name", "tags", "notes", "group", "job_type")
 
@@ -52,7 +54,12 @@ class Source:
         self._segments: dict[Path, _Segment] = {}
         self._infos: dict[str, _AttemptInfo] = {}
         self._looked = -_LOOK_SECONDS
+        #: Attempts by name: those that have been looked into, and those that may get new segments.
+        self._known: set[str] = set()
+        self._lively: set[str] = set()
         self._unsorted = False
+        #: By writer of an attempt, when it was last read to the end of what was written.
+        self._turns: dict[tuple[str, int], int] = {}
         #: Files that could not be read, with the reason.
         self.problems: dict[Path, str] = {}
 
@@ -65,12 +72,18 @@ class Source:
         if look:
             for segment in self._segments.values():
                 segment.look_again()
-        for segment in self._segments.values():
+        for segment in self._in_turn():
             if segment.has_grown():
                 taken = self._take(segment, records, size)
                 if taken is not None:
                     return taken
         return None
+
+    def _in_turn(self) -> list[_Segment]:
+        """First to last, but whoever was read to the end has had its turn: a writer that adds a row in the
+        time of every batch must not keep the others back for ever.
+        """
+        return sorted(self._segments.values(), key=lambda segment: self._turns.get(segment.writer, 0))
 
     def acknowledge(self, taken: Taken, refused: int = 0) -> None:
         """Move the cursor behind a batch, of whose rows the backend refused so many for good."""
@@ -92,20 +105,29 @@ class Source:
     # -- looking -------------------------------------------------------------------------------------
 
     def _look(self, *, all_attempts: bool) -> None:
-        """Notice new segments. Those of earlier attempts that have been sent to their end are not kept."""
+        """Notice new segments. Several nodes may write to one run: the newest attempt need not be the only
+        one that grows. Segments that have been sent to their end, and grow no more, are not kept.
+        """
         folders = self._attempt_folders()
-        newest = folders[-1:]
         if all_attempts:
             self._looked = time.monotonic()
-        for folder in folders if all_attempts else newest:
-            for path in _paths(folder):
-                if path not in self._segments and (folder in newest or self._has_more(path)):
-                    progress = self._cursor.progress(folder.name, path.name)
-                    self._segments[path] = _Segment(path, progress)
-                    self._unsorted = True
+            self._lively.clear()
+        self._lively.update(folder.name for folder in folders[-1:])
+        for folder in folders:
+            if all_attempts or folder.name in self._lively or folder.name not in self._known:
+                self._look_into(folder)
         if self._unsorted:
             self._segments = dict(sorted(self._segments.items(), key=lambda item: _order(item[0])))
             self._unsorted = False
+
+    def _look_into(self, folder: Path) -> None:
+        self._known.add(folder.name)
+        for path in _paths(folder):
+            if folder.name not in self._lively and _is_written(path):
+                self._lively.add(folder.name)
+            if path not in self._segments and (folder.name in self._lively or self._has_more(path)):
+                self._segments[path] = _Segment(path, self._cursor.progress(folder.name, path.name))
+                self._unsorted = True
 
     def _has_more(self, path: Path) -> bool:
         entry = self._cursor.attempts.get(path.parent.name, {}).get(path.name)
@@ -128,11 +150,14 @@ class Source:
 
     def _take(self, segment: _Segment, records: int, size: int) -> Taken | None:
         try:
-            return segment.take(records, size, self._info(segment.path.parent))
+            taken = segment.take(records, size, self._info(segment.path.parent))
         except (JournalError, OSError) as error:
             self.problems[segment.path] = str(error)
             segment.give_up()
             return None
+        if segment.is_at_end:
+            self._turns[segment.writer] = max(self._turns.values(), default=0) + 1
+        return taken
 
 
 class _AttemptInfo:
@@ -182,8 +207,21 @@ class _Segment:
         self._block_bytes = 0
         self._file_size = 0
         self._skipped = False
+        self._writer: tuple[str, int] | None = None
+        #: Whether the last batch took all that there was.
+        self.is_at_end = False
         #: How large the file was when it was last read to its end.
         self._seen_size = progress.offset
+
+    @property
+    def writer(self) -> tuple[str, int]:
+        """The attempt, and who wrote the segment; one whose header is not there yet stands alone."""
+        if self._writer is None:
+            header = read_header(self.path)
+            if header is None:
+                return self.path.parent.name, segment_number(self.path.name)
+            self._writer = self.path.parent.name, header.writer
+        return self._writer
 
     def has_grown(self) -> bool:
         """Whether there may be more than was read."""
@@ -204,10 +242,11 @@ class _Segment:
             for who in self._reader.skip_to(self._progress.offset):
                 self._note(who, attempt)
             self._skipped = True
-        start, taken = self._reader.offset, list[Record]()
+        start, taken, self.is_at_end = self._reader.offset, list[Record](), False
         while len(taken) < records and self._reader.offset - start < size:
             record = self._next_record(max(_LEAST_BLOCK_BYTES, size))
             if record is None:
+                self.is_at_end = True
                 break
             self._note(record, attempt)
             if not isinstance(record, Mark):
@@ -256,11 +295,24 @@ class _Segment:
             self._seen_size = self.path.stat().st_size
 
 
+def has_all(cursor: Cursor, run_folder: Path, project: str, attempt: str) -> bool:
+    """Whether whoever wrote the cursor has sent all records of an attempt that there are now."""
+    source = Source(run_folder, project, cursor, [attempt])
+    return source.next(1, 1, look=True) is None and not source.problems
+
+
 def _paths(folder: Path) -> list[Path]:
     try:
         return segment_paths(folder)
     except OSError:
         return []
+
+
+def _is_written(path: Path) -> bool:
+    """Whether the file has grown of late."""
+    with contextlib.suppress(OSError):
+        return time.time() - path.stat().st_mtime < _LIVELY_SECONDS
+    return False
 
 
 def _order(path: Path) -> tuple[int, str, int]:

@@ -22,7 +22,7 @@ from tenacity.stop import stop_when_event_set
 from nodetrack.backends.base import Backend, Batch, RunInfo
 from nodetrack.delivery.lock import BackendLock
 from nodetrack.delivery.quarantine import Quarantine
-from nodetrack.delivery.source import Source, Taken
+from nodetrack.delivery.source import Source, Taken, has_all
 from nodetrack.errors import BackendRefusedError, BatchRejectedError, describe
 from nodetrack.journal.cursor import CURSORS, BackendState, Cursor, CursorFile
 from nodetrack.records import Record, Row
@@ -57,7 +57,11 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Worker:
-    """Feeds `backend` from its cursor until it is told to stop, or has sent all and `draining` is set."""
+    """Feeds `backend` from its cursor until it is told to stop, or has sent all and `draining` is set.
+
+    `own_attempt`: the one that it answers for. While another process has the backend, it is done once that
+    one has sent all of this attempt; without it, it waits for the backend.
+    """
 
     def __init__(
         self,
@@ -68,6 +72,7 @@ class Worker:
         draining: threading.Event,
         attempts: Collection[str] | None,
         changed: Callable[[Status], None],
+        own_attempt: str | None = None,
     ) -> None:
         self.kind = kind
         self._backend = backend
@@ -79,6 +84,8 @@ class Worker:
         self._cursor = Cursor(backend=kind, destination=backend.config.destination())
         self._cursor_lock = threading.Lock()
         self._run_folder, self._project, self._attempts = run_folder, project, attempts
+        self._own_attempt = own_attempt
+        self._has_cursor = False
         self._state: WorkerState = "starting"
         self._failures = 0
         self._opened = False
@@ -129,7 +136,7 @@ class Worker:
 
     def offset(self, attempt: str, segment_name: str) -> int | None:
         """How far the backend has come in a segment; None before the worker has its cursor."""
-        if self._state in ("starting", "waiting"):
+        if not self._has_cursor or self._state == "starting":
             return None
         with self._cursor_lock:
             return self._cursor.progress(attempt, segment_name).offset
@@ -160,9 +167,22 @@ class Worker:
             if self._state != "waiting":
                 self._state = "waiting"
                 self._tell()
+            if self._draining.is_set() and self._is_sent_by_another():
+                self._state = "done"  # and not by `_enter`: the cursor is the other's to write
+                self._tell()
+                return False
             if self._stopping.wait(_LOCK_POLL_SECONDS):
                 return False
         return True
+
+    def _is_sent_by_another(self) -> bool:
+        """Whether the process that has the backend has sent all of our attempt: another node of this run may
+        go on for weeks.
+        """
+        cursor, attempt = self._file.read(), self._own_attempt
+        if attempt is None or cursor is None or cursor.destination != self._backend.config.destination():
+            return False
+        return has_all(cursor, self._run_folder, self._project, attempt)
 
     def _feed(self) -> None:
         config = self._backend.config
@@ -171,7 +191,7 @@ class Worker:
         cursor.state = "starting"
         self._backend.memory = copy.deepcopy(cursor.memory)
         with self._cursor_lock:
-            self._cursor, self._state = cursor, "starting"
+            self._cursor, self._state, self._has_cursor = cursor, "starting", True
         self._save()
         source = Source(self._run_folder, self._project, cursor, self._attempts)
         if not self._persist(lambda: self._open(source)):
