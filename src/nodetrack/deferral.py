@@ -7,14 +7,21 @@ row has its time, its step and its place among the rows from the call, and its v
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from nodetrack.records import StoredValue
+
+if TYPE_CHECKING:
+    from threading import RLock
 
 #: More rows than this wait for nothing: the next call reads its own values.
 MOST_DEFERRED: Final = 256
 _DEEPEST: Final = 8
 _JOIN_SECONDS: Final = 0.2
+_LOCK_SECONDS: Final = 0.02
 
 #: An event stands for "all that came before is done", None for the end.
 _Item: TypeAlias = "DeferredRow | threading.Event | None"
@@ -23,7 +30,7 @@ _Item: TypeAlias = "DeferredRow | threading.Event | None"
 class DeferredRow:
     """One call of `log`, without its values. `order` is its place among all rows of the run."""
 
-    __slots__ = ("counted", "order", "step", "time_ns", "values", "write")
+    __slots__ = ("counted", "kept", "order", "read", "skipped", "step", "time_ns", "values", "write")
 
     def __init__(
         self,
@@ -33,6 +40,7 @@ class DeferredRow:
         *,
         counted: bool,
         order: int,
+        read: Callable[[DeferredRow], None],
         write: Callable[[DeferredRow], None],
     ) -> None:
         self.values = values
@@ -40,24 +48,33 @@ class DeferredRow:
         self.time_ns = time_ns
         self.counted = counted
         self.order = order
-        #: Reads the values, waiting for them if need be, and writes the row. Raises nothing.
+        #: Makes `kept` and `skipped` of the values, waiting for them if need be. Raises and locks nothing.
+        self.read = read
+        #: Writes what was kept, under the journal's lock. Raises nothing.
         self.write = write
+        self.kept: dict[str, StoredValue] = {}
+        self.skipped: list[tuple[str, str]] = []
 
 
 class Deferral:
-    """Writes deferred rows one after the other, in the order of the calls, in a thread of its own.
+    """Reads deferred rows one after the other, in the order of the calls, in a thread of its own.
 
     The thread begins with the first row and is a daemon, as a value may never come. The caller holds the
-    journal's lock around `put`, `settle` and `give_up`, and not around `drain`.
+    journal's `lock` around `put` and `give_up`.
+
+    A handler of SIGTERM may stand on top of a frame that holds that lock. So the thread never insists on it:
+    what it has read and cannot write is written by whoever calls `drain`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lock: Callable[[], RLock]) -> None:
+        self._lock = lock
         self._begin()
 
     def _begin(self) -> None:
         # Not `Queue`: a signal handler may log while its own thread is in `put`.
         self._queue: SimpleQueue[_Item] = SimpleQueue()
         self._waiting: set[DeferredRow] = set()
+        self._ready: deque[DeferredRow] = deque()
         self._thread: threading.Thread | None = None
 
     @property
@@ -85,20 +102,18 @@ class Deferral:
         self._waiting.add(row)
         self._queue.put(row)
 
-    def settle(self, row: DeferredRow) -> bool:
-        """The values are there: whether the row is still to be written. False if it was given up."""
-        if row not in self._waiting:
-            return False
-        self._waiting.remove(row)
-        return True
-
     def drain(self, seconds: float) -> bool:
-        """Wait until all that was put before is written; False if it is not after so many seconds."""
+        """Wait until all that was put before is written; False if it is not after so many seconds. What can
+        be written by then is.
+        """
         if not self._waiting or threading.current_thread() is self._thread:
             return True
         reached = threading.Event()
         self._queue.put(reached)
-        return reached.wait(max(0.0, seconds))
+        in_time = reached.wait(max(0.0, seconds))
+        with self._lock():
+            self._write_ready()
+        return in_time
 
     def give_up(self) -> int:
         """Write none of the rows that wait, however late their values come. How many these were."""
@@ -125,8 +140,28 @@ class Deferral:
             if isinstance(item, threading.Event):
                 item.set()
             elif item in self._waiting:
-                item.write(item)
-            del item  # it would keep its values in the device's memory until the next row
+                item.read(item)
+                self._ready.append(item)
+                self._write_when_free(queue)
+
+    def _write_when_free(self, queue: SimpleQueue[_Item]) -> None:
+        while self._ready:
+            lock = self._lock()
+            if lock.acquire(timeout=_LOCK_SECONDS if queue.empty() else 0):
+                try:
+                    self._write_ready()
+                finally:
+                    lock.release()
+            elif not queue.empty():  # there is something else to do meanwhile
+                return
+
+    def _write_ready(self) -> None:
+        """The caller holds the lock."""
+        while self._ready:
+            row = self._ready.popleft()
+            if row in self._waiting:  # else it was given up
+                self._waiting.remove(row)
+                row.write(row)
 
 
 def held(values: Mapping[str, object], depth: int = _DEEPEST) -> Mapping[str, object]:

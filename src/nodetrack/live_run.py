@@ -20,7 +20,7 @@ from nodetrack.deferral import DeferredRow, held
 from nodetrack.errors import UsageError
 from nodetrack.health import Health
 from nodetrack.records import Kind, StoredValue
-from nodetrack.run_state import MAX_STEP, RunState, plain_values
+from nodetrack.run_state import MAX_STEP, RunState, plain_values, unreadable_row
 from nodetrack.run_summary import Config, Summary
 from nodetrack.values import coerce
 
@@ -148,8 +148,8 @@ class Run:
             bound.log(values, step, commit=commit, defer=defer)
 
     def _defer(self, values: Mapping[str, object], step: int | None, now: int, commit: bool | None) -> None:
-        """Give the row its step and its place now; `_write_deferred` does the rest. Without room for it it
-        is written here.
+        """Give the row its step and its place now; the rest is done elsewhere. Without room for it, it is
+        written here.
         """
         state = self._state
         state.require_open("log")
@@ -167,6 +167,7 @@ class Run:
                         now,
                         counted=step is None,
                         order=state.expect_row(number),
+                        read=_read_deferred,
                         write=self._write_deferred,
                     )
                     if step is None and commit is not False:
@@ -182,27 +183,16 @@ class Run:
         state.say()
 
     def _write_deferred(self, row: DeferredRow) -> None:
-        """Called by the thread that may wait: read the values and write the row, unless it was given up."""
         state = self._state
-        skipped: list[tuple[str, str]] = []
-        kept: dict[str, StoredValue] = {}
         try:
-            try:
-                kept = coerce(row.values, lambda name, reason: skipped.append((name, reason)))
-            except Exception as error:  # as in `log`
-                state.skip_row(error)
-            with state.journal.lock:
-                if not state.deferral.settle(row):
-                    return
-                for name, reason in skipped:
-                    state.skip(name, reason)
-                if kept:
-                    self._write_kept(kept, row.step, row.time_ns, row.counted, commit=False, order=row.order)
-                else:
-                    state.logged -= 1
-        except Exception as error:  # a fault of ours must not end the thread
-            state.skip_row(error)
-        state.say()
+            for name, reason in row.skipped:
+                state.skip(name, reason)
+            if row.kept:
+                self._write_kept(row.kept, row.step, row.time_ns, row.counted, commit=False, order=row.order)
+            else:
+                state.logged -= 1
+        except Exception as error:  # a fault of ours must not keep the rows behind it
+            state.skip(*unreadable_row(error))
 
     def _log_unusual(
         self, values: Mapping[str, object], step: int | None, now: int, commit: bool | None
@@ -533,6 +523,14 @@ class Run:
     def _label(self, **fields: object) -> None:
         with self._open("set"):
             self._attempt.set_labels(fields)
+
+
+def _read_deferred(row: DeferredRow) -> None:
+    try:
+        row.kept = coerce(row.values, lambda name, reason: row.skipped.append((name, reason)))
+    except Exception as error:  # as in `log`
+        row.skipped.append(unreadable_row(error))
+    row.values = {}  # they may lie in the memory of a device
 
 
 def _require_names(values: object) -> None:

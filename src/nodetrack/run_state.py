@@ -73,7 +73,7 @@ class RunState:
         self.logged = 0
         #: Rows whose values were still being computed when they were needed.
         self.never_computed = 0
-        self.deferral = Deferral()
+        self.deferral = Deferral(lambda: self.journal.lock)
         self.out_of_order = 0
         self.nonfinite: dict[str, int] = {}
         self.first_nonfinite: dict[str, int] = {}
@@ -280,7 +280,7 @@ class RunState:
     def skip_row(self, error: Exception) -> None:
         """Count a row that could not be read at all."""
         with self.journal.lock:
-            self.skip("(whole row)", f"it could not be read ({describe_error(error)})")
+            self.skip(*unreadable_row(error))
         self.say()
 
     def show(self, key_set: KeySet, step: int, time_ns: int, values: list[StoredValue]) -> None:
@@ -406,6 +406,11 @@ def _after_fork_in_child() -> None:
         if not state.finished:
             state.journal.after_fork_in_child()
             state.deferral.after_fork_in_child()
+
+
+def unreadable_row(error: Exception) -> tuple[str, str]:
+    """What `skip` is told of a row that could not be read at all."""
+    return "(whole row)", f"it could not be read ({describe_error(error)})"
 
 
 def plain_values(values: Mapping[str, object]) -> Mapping[str, JsonValue]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -288,22 +288,21 @@ def test_flush_gives_up_waiting_and_not_the_rows(tmp_path: Path, device: Device)
     run.finish()
 
 
-def test_a_handler_of_the_programs_logging_may_flush_where_the_values_are_read(
-    run: Run, device: Device
-) -> None:
-    class Flushing(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            run.flush()
+def test_a_value_may_flush_the_run_that_reads_it(run: Run, device: Device) -> None:
+    """As a handler of the program's logging may, which is called wherever something is said."""
 
-    handler = Flushing()
-    logging.getLogger("nodetrack").addHandler(handler)
-    try:
-        run.log({"text": "is left out with a warning", "loss": device.number(1.0)}, defer=True)
-        run.log({"loss": 2.0}, defer=True)
-        device.compute()
-        run.flush()
-    finally:
-        logging.getLogger("nodetrack").removeHandler(handler)
+    class Flushing:
+        size = 1
+
+        def item(self) -> float:
+            device.wait()
+            run.flush()
+            return 1.0
+
+    for _ in range(2):
+        run.log({"loss": Flushing()}, defer=True)
+    device.compute()
+    run.flush()
     assert len(logged(run)) == 2
     assert not [warning for warning in run.health().warnings if "flush goes on" in warning]
 
@@ -372,8 +371,20 @@ for step in range(100):
 """
 
 
-@pytest.mark.parametrize(("ending", "state"), [("", "finished"), ("raise ValueError", "crashed")])
-def test_a_program_that_just_ends_loses_none(tmp_path: Path, ending: str, state: str) -> None:
+#: SIGTERM that comes while a call of `log` holds the lock, which is given back after the handler only.
+_TERMINATED = """
+import os, signal
+with run._state.journal.lock:
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "state", "code"),
+    [("", "finished", 0), ("raise ValueError", "crashed", 1), (_TERMINATED, "terminated", -signal.SIGTERM)],
+    ids=["end", "exception", "SIGTERM"],
+)
+def test_a_program_that_just_ends_loses_none(tmp_path: Path, ending: str, state: str, code: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM + ending, str(tmp_path)],
         capture_output=True,
@@ -381,7 +392,7 @@ def test_a_program_that_just_ends_loses_none(tmp_path: Path, ending: str, state:
         check=False,
         timeout=_PATIENCE_SECONDS,
     )
-    assert done.returncode == (1 if ending else 0), done.stderr
+    assert done.returncode == code, done.stderr
     [run] = TrackingFolder(tmp_path).runs("p")
     assert [row.step for row in all_rows(run)] == list(range(100))
     assert run.overview().state == state
