@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 #: Fixtures for all tests: the example plug-in, installed.
-pytest_plugins = ["tests.servers.plugin"]
+pytest_plugins = ["tests.servers.mlflow_server", "tests.servers.plugin"]
 
 #: Variables that change what nodetrack or wandb do, or what rank a process believes to have.
 _PREFIXES = ("NODETRACK_", "WANDB_", "INFLUXDB_", "MLFLOW_", "AIM_", "SLURM_", "OMPI_")

@@ -19,8 +19,6 @@ from nodetrack.testing import BackendContract, Point
 if TYPE_CHECKING:
     from tests.servers.mlflow_server import MlflowServer
 
-pytest_plugins = ["tests.servers.mlflow_server"]
-
 
 class TestMlflow(BackendContract):
     keeps = frozenset({"version"})  # a context becomes a part of the name

@@ -26,8 +26,6 @@ from nodetrack.values import Histogram
 if TYPE_CHECKING:
     from tests.servers.mlflow_server import MlflowServer
 
-pytest_plugins = ["tests.servers.mlflow_server"]
-
 
 class Place:
     """An experiment of the test's own, reached through the proxy."""

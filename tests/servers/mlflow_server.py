@@ -1,6 +1,6 @@
 """A real `mlflow server` on loopback, with its database in a folder of its own.
 
-A test module that says `pytest_plugins = ["tests.servers.mlflow_server"]` has the fixture `mlflow_server`,
+`tests/conftest.py` gives all tests the fixture `mlflow_server`,
 which is started once a session: each test takes an experiment of its own.
 """
 
