@@ -84,9 +84,12 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     run: RunInfo
     records: Sequence[Record]
-    #: The number of the segment, and that of the first one of the process that wrote it: 1 for the node.
+    #: The number of the segment, and whose rows they are: 1 for the node, else the number of the first segment
+    #: of the forked process that wrote it.
     segment: int = 1
     writer: int = 1
+    #: Whether the delivery process wrote them, for the node: samples of the machine, the end of a killed one.
+    companion: bool = False
 
     @property
     def rows(self) -> list[Row]:

@@ -28,6 +28,8 @@ _LOOK_SECONDS: Final = 60.0
 #: An attempt whose files have not grown for so long is not being written, until a look finds otherwise.
 _LIVELY_SECONDS: Final = 600.0
 _LEAST_BLOCK_BYTES: Final = 64 * 1024
+#: The writer of a batch that holds what the node logged, or what its delivery process wrote for it.
+_NODE: Final = 1
 _LABELS: Final = ("name", "tags", "notes", "group", "job_type")
 
 
@@ -254,11 +256,14 @@ class _Segment:
         if self._reader.offset == start:
             return None
         header = self._reader.header
+        companion = header is not None and header.companion
+        writer = segment_number(self.path.name) if header is None else header.writer
         batch = Batch(
             run=attempt.info,
             records=taken,
             segment=segment_number(self.path.name),
-            writer=segment_number(self.path.name) if header is None else header.writer,
+            writer=_NODE if companion else writer,
+            companion=companion,
         )
         return Taken(batch, attempt.info.attempt, self.path.name, self._reader.offset, len(batch.rows))
 

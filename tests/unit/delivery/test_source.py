@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 import nodetrack
+from nodetrack.delivery.companion import companion_writer
 from nodetrack.delivery.source import Source, has_all
 from nodetrack.journal.cursor import Cursor
+from nodetrack.journal.recover import read_header
 from nodetrack.journal.segment import segment_paths
 from nodetrack.live_run import Run
+from nodetrack.records import Kind
 
 
 def node(uid: int, **settings: object) -> Run:
@@ -114,3 +117,21 @@ def test_whether_all_of_an_attempt_was_sent_is_told_apart_from_the_rest_of_the_r
     first.log({"loss": 1.0}, step=0)
     assert has_all(cursor, second.folder, "p", second.attempt)
     assert not has_all(cursor, second.folder, "p", first.attempt)
+
+
+def test_what_the_delivery_process_wrote_for_the_node_is_the_nodes_own() -> None:
+    """A backend must not take the end of a killed node for that of a forked child."""
+    run = node(1)
+    header = read_header(segment_paths(Path(run.dir))[0])
+    assert header is not None
+    companion = companion_writer(Path(run.dir), header)
+    with companion.lock:
+        companion.write([int(Kind.FINISH), time.time_ns(), "crashed", -1, "killed"])
+    companion.close()
+    source, found = source_of(run), []
+    while (taken := source.next(1000, 1 << 20)) is not None:
+        source.acknowledge(taken)
+        found += [(type(record).__name__, taken.batch.companion) for record in taken.batch.records]
+        assert taken.batch.writer == 1
+    assert ("AttemptStarted", False) in found
+    assert found[-1] == ("AttemptFinished", True)
