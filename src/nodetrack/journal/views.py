@@ -1,14 +1,17 @@
 """The rows of a run as a reader wants them: one row a step, the later attempt wins, and nothing is deleted.
 
-A value is superseded when a later attempt logged the same metric in the same context at the same step, or
-when the run was rewound behind a step below it. Superseded values stay readable in `all_rows`.
+A value is superseded when a later attempt of the same node (role and uid) logged the same metric in the same
+context at the same step, or went back behind a step below it. Superseded values stay readable in `all_rows`.
+
+Of several nodes that log to one run, none supersedes anything of another: at one step, each has a row.
 
 Within one attempt, calls of one process at one step are one row; if they gave the same metric twice, the
 last one counts. A forked child is another writer of the same attempt: at one step, its values join the row
 of the other writers, unless one of them gave the same metric. Then neither hides the other: both are rows.
 
-A rewind concerns all that earlier attempts logged, and all that its own writer logged before it, whatever
-the clock says. What another writer of its attempt logged, it concerns if the clock says that it was before.
+A rewind concerns all that earlier attempts of its node logged, and all that its own writer logged before it,
+whatever the clock says. What another writer of its attempt logged, it concerns if the clock says that it was
+before.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from nodetrack.journal.segment import segment_paths
 from nodetrack.records import Event, Record, Row, StoredValue
 
 _Context: TypeAlias = "tuple[tuple[str, str], ...]"
+_Node: TypeAlias = "tuple[str, str]"
 _Call: TypeAlias = "tuple[_Source, Row]"
 _Calls: TypeAlias = "dict[tuple[int, _Context], list[_Call]]"
 
@@ -42,6 +46,7 @@ class ViewRow(msgspec.Struct, frozen=True, gc=False):
 class _Source(NamedTuple):
     """Who logged."""
 
+    node: _Node
     attempt: AttemptFolder
     writer: int
 
@@ -55,10 +60,14 @@ class _Rewind(NamedTuple):
 
     def supersedes(self, source: _Source, row: Row) -> bool:
         """Whether a row that was read before it, or that is another writer's, does not count any more."""
-        return row.step > self.step and (
-            source.attempt is not self.source.attempt
-            or source.writer == self.source.writer
-            or row.time_ns <= self.time_ns
+        return (
+            row.step > self.step
+            and source.node == self.source.node
+            and (
+                source.attempt is not self.source.attempt
+                or source.writer == self.source.writer
+                or row.time_ns <= self.time_ns
+            )
         )
 
 
@@ -75,15 +84,21 @@ def current_rows(run: RunFolder, damage: Damage | None = None) -> list[ViewRow]:
 
     A row whose values come from several calls has the time, version and attempt of the last of them. Values
     of one step that come from two attempts are two rows, each under its own version; so are those of two
-    writers that logged the same metric.
+    nodes, and those of two writers that logged the same metric.
     """
     calls: _Calls = {}
     for attempt in run.attempts:
+        node = _node_of(attempt)
         rewinds: list[_Rewind] = []
         for path in segment_paths(attempt.folder):
-            source = _Source(attempt, writer_of(path))
+            source = _Source(node, attempt, writer_of(path))
             calls = _with_segment(calls, source, segment_records(path, damage), rewinds)
     return [row for place in sorted(calls) for row in _merged(calls[place])]
+
+
+def _node_of(attempt: AttemptFolder) -> _Node:
+    """Whose attempt it is: role and uid."""
+    return str(attempt.facts.get("role", "")), str(attempt.facts.get("uid", ""))
 
 
 def _with_segment(
@@ -121,11 +136,11 @@ def _merged(calls: list[_Call]) -> Iterator[ViewRow]:
         (source, row), *_ = calls
         yield _as_logged(source.attempt, row)
         return
-    winner = {name: source.attempt.id for source, row in calls for name in row.names}
+    winner = {(source.node, name): source.attempt.id for source, row in calls for name in row.names}
     rows: dict[_Source, ViewRow] = {}
     for source, row in calls:
         attempt = source.attempt
-        kept = {name: value for name, value in row.items() if winner[name] == attempt.id}
+        kept = {name: value for name, value in row.items() if winner[source.node, name] == attempt.id}
         if kept:
             before = rows[source].values if source in rows else {}
             rows[source] = _row(attempt, row, {**before, **kept})

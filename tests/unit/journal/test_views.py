@@ -127,6 +127,53 @@ def test_a_rewind_before_everything_leaves_nothing_current(start: Start) -> None
     assert len(list(all_rows(folder(run)))) == 5
 
 
+# -- several nodes in one run ---------------------------------------------------------------------------
+
+
+def test_two_nodes_that_log_to_one_run_supersede_nothing_of_each_other(start: Start) -> None:
+    """Each has a row of its own at every step; going back is the affair of the node that did it."""
+    with start() as first, start(uid=2, id=first.id) as second:
+        log_steps(first, range(20))
+        log_steps(second, range(10), plus=100)
+        both = [(row.step, row.attempt, row.values["a"]) for row in current(first)]
+        of_first = [(step, first.attempt, float(step)) for step in range(20)]
+        of_second = [(step, second.attempt, step + 100.0) for step in range(10)]
+        assert both == sorted(of_first + of_second)
+        second.rewind(4)
+        both = [(row.step, row.attempt, row.values["a"]) for row in current(first)]
+        assert both == sorted(of_first + of_second[:5])
+
+
+def test_a_node_that_comes_back_supersedes_its_own_values_and_not_those_of_the_node_between(
+    start: Start,
+) -> None:
+    with start() as first:
+        first.log({"a": 1.0, "b": 1.0}, step=5)
+        first.log({"a": 1.0}, step=6)
+    with start(uid=2, id=first.id) as other:
+        other.log({"a": 2.0, "b": 2.0}, step=5)
+        other.log({"a": 2.0}, step=6)
+    with start(id=first.id) as again:
+        again.rewind(5)
+        again.log({"a": 3.0}, step=5)
+    assert [(row.step, row.attempt, row.values) for row in current(again)] == [
+        (5, first.attempt, {"b": 1.0}),
+        (5, other.attempt, {"a": 2.0, "b": 2.0}),
+        (5, again.attempt, {"a": 3.0}),
+        (6, other.attempt, {"a": 2.0}),
+    ]
+
+
+def test_one_uid_in_two_roles_is_two_nodes(start: Start) -> None:
+    with start() as miner, start(role="validator", id=miner.id) as validator:
+        miner.log({"a": 1.0}, step=0)
+        validator.log({"a": 2.0}, step=0)
+    assert [row.values["a"] for row in current(miner)] == [1.0, 2.0]
+
+
+# -- damage, and all at once -------------------------------------------------------------------------------
+
+
 def test_a_segment_that_cannot_be_read_costs_its_own_rows_only(start: Start) -> None:
     with start(segment_bytes=4096) as run:
         log_steps(run, range(300))
@@ -141,7 +188,12 @@ def test_a_segment_that_cannot_be_read_costs_its_own_rows_only(start: Start) -> 
 
 
 CALLS = st.lists(
-    st.tuples(st.sampled_from(["log", "rewind", "restart"]), st.integers(0, 6), st.sampled_from("ab")),
+    st.tuples(
+        st.sampled_from(["log", "log", "rewind", "restart"]),
+        st.integers(0, 6),
+        st.sampled_from("ab"),
+        st.integers(0, 1),
+    ),
     max_size=25,
 )
 
@@ -149,23 +201,29 @@ CALLS = st.lists(
 @given(CALLS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_view_is_what_replaying_the_calls_in_order_leaves(
-    start: Start, tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[str, int, str]]
+    start: Start, tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[str, int, str, int]]
 ) -> None:
-    """One value a metric and step: the newest that no rewind came after."""
+    """One value a node, metric and step: the newest that no rewind of the node came after."""
     place = tmp_path_factory.mktemp("calls")
-    run = start(dir=place)
-    expected: dict[tuple[int, str], float] = {}
-    for value, (call, step, metric) in enumerate(calls):
+    runs = [start(dir=place, uid=node, id="shared") for node in range(2)]
+    expected: dict[tuple[int, int, str], float] = {}
+    for value, (call, step, metric, node) in enumerate(calls):
         if call == "log":
-            run.log({metric: float(value)}, step=step)
-            expected[step, metric] = float(value)
+            runs[node].log({metric: float(value)}, step=step)
+            expected[node, step, metric] = float(value)
         elif call == "rewind":
-            run.rewind(step)
-            expected = {place: kept for place, kept in expected.items() if place[0] <= step}
+            runs[node].rewind(step)
+            expected = {key: kept for key, kept in expected.items() if key[0] != node or key[1] <= step}
         else:
-            run.finish()
-            run = start(dir=place)
-    run.finish()
-    found = [((row.step, name), value) for row in current(run) for name, value in row.values.items()]
+            runs[node].finish()
+            runs[node] = start(dir=place, uid=node, id="shared")
+    for run in runs:
+        run.finish()
+    nodes = {attempt.id: int(str(attempt.facts["uid"])) for attempt in folder(runs[0]).attempts}
+    found = [
+        ((nodes[row.attempt], row.step, name), value)
+        for row in current(runs[0])
+        for name, value in row.values.items()
+    ]
     assert len(found) == len(expected)
     assert dict(found) == expected
