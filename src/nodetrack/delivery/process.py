@@ -33,6 +33,8 @@ _GOOD_LIFE_SECONDS: Final = 3600.0
 #: What an ended drain may take to leave, beyond its time.
 _LEAVING_SECONDS: Final = 0.3
 _SEND_SECONDS: Final = 2.0
+#: What is settled without another answer is noticed so soon.
+_LOOK_SECONDS: Final = 0.1
 _MAIN: Final = Path(__file__).with_name("__main__.py")
 
 
@@ -109,7 +111,7 @@ class DeliveryProcess:
                 return
             waiting.register(_fd(self._process.stdout), selectors.EVENT_READ)
             while self._remarks.unsettled and (left := deadline - time.monotonic()) > 0:
-                if waiting.select(left) and not self._listen():
+                if waiting.select(min(left, _LOOK_SECONDS)) and not self._listen():
                     break
             refused = self._remarks.refused
             if refused:

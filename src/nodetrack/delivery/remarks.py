@@ -12,6 +12,8 @@ from nodetrack.errors import BackendRefusedError
 
 #: A backend that comes and goes is spoken of so often at most.
 _SILENCE_SECONDS: Final = 60.0
+#: So long the end of the last attempt may take without being worth a word.
+_SHORT_WAIT_SECONDS: Final = 1.0
 
 
 class Remarks:
@@ -24,18 +26,26 @@ class Remarks:
         self._warn = warn
         #: What was last said of each backend, and when.
         self._said: dict[str, tuple[str, float]] = {}
+        #: Since when another process has kept us waiting for a backend.
+        self._waiting_since: dict[str, float] = {}
 
     def take(self, answer: Answer) -> None:
         """Note an answer."""
         if answer.state == "remark":
             self._warn(answer.message)
+            return
+        self.answers[answer.backend] = answer
+        if answer.state == "waiting":
+            self._waiting_since.setdefault(answer.backend, time.monotonic())
         else:
-            self.answers[answer.backend] = answer
+            self._waiting_since.pop(answer.backend, None)
 
     @property
     def unsettled(self) -> list[str]:
-        """The backends of which it is not known yet whether they let us in."""
-        return [name for name in self._backends if self._state(name) in ("", "waiting")]
+        """The backends of which it is not known yet whether they let us in. One that another process has is
+        settled after a moment: that process may go on for as long as its node.
+        """
+        return [name for name in self._backends if self._is_open(name) or self._waits_briefly(name)]
 
     @property
     def refused(self) -> dict[str, str]:
@@ -45,7 +55,7 @@ class Remarks:
     def begin(self) -> None:
         """The hand-shake is over: say who is not there."""
         for name in self._backends:
-            if self._state(name) == "":
+            if self._is_open(name):
                 self._say(
                     name,
                     "",
@@ -58,12 +68,20 @@ class Remarks:
         for name, answer in self.answers.items():
             state, since = self._said.get(name, ("ready", -math.inf))
             just_back = state == "ready" and time.monotonic() - since < _SILENCE_SECONDS
-            if answer.state != state and not just_back:
+            is_early = self._is_open(name) or self._waits_briefly(name)
+            if answer.state != state and not just_back and not is_early:
                 self._say(name, answer.state, _sentence(name, answer))
 
     def _say(self, name: str, state: str, sentence: str) -> None:
         self._said[name] = state, time.monotonic()
         self._warn(sentence)
+
+    def _is_open(self, name: str) -> bool:
+        return self._state(name) in ("", "starting")
+
+    def _waits_briefly(self, name: str) -> bool:
+        since = self._waiting_since.get(name)
+        return since is not None and time.monotonic() - since < _SHORT_WAIT_SECONDS
 
     def _state(self, name: str) -> str:
         answer = self.answers.get(name)

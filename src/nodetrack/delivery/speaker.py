@@ -11,6 +11,7 @@ from nodetrack.delivery.spec import Answer, AnswerState, encode_answer
 from nodetrack.delivery.worker import Status
 
 _STATES: Final[Mapping[str, AnswerState]] = {
+    "starting": "starting",
     "ok": "ready",
     "done": "ready",
     "down": "down",

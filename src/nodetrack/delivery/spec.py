@@ -24,9 +24,9 @@ from nodetrack.records import JsonValue, SegmentHeader
 MAX_ANSWER_BYTES: Final = 4096
 _MAX_MESSAGE_CHARACTERS: Final = 600
 
-#: ready: it lets us in. waiting: another process is sending this run to it. remark: a sentence to pass on,
-#: of no backend alone.
-AnswerState = Literal["ready", "down", "refused", "waiting", "remark"]
+#: starting: it is asked. ready: it lets us in. waiting: another process is sending this run to it. remark: a
+#: sentence to pass on, of no backend alone.
+AnswerState = Literal["starting", "ready", "down", "refused", "waiting", "remark"]
 
 
 class TrainerProcess(msgspec.Struct, frozen=True):

@@ -35,7 +35,7 @@ _Sent: TypeAlias = tuple[Taken, list[tuple[Record, str]]]
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 60.0
 _LONGEST_PAUSE_AT_THE_END_SECONDS: Final = 2.0
-_LOCK_POLL_SECONDS: Final = 0.5
+_LOCK_POLL_SECONDS: Final = 0.2
 #: After so many failures in a row the backend is closed and opened anew.
 _FAILURES_TO_REOPEN: Final = 3
 #: So many records refused and no row taken: then it is not the records.
@@ -193,6 +193,7 @@ class Worker:
         with self._cursor_lock:
             self._cursor, self._state, self._has_cursor = cursor, "starting", True
         self._save()
+        self._tell()
         source = Source(self._run_folder, self._project, cursor, self._attempts)
         if not self._persist(lambda: self._open(source)):
             return

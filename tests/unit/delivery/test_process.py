@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from tests.servers.plugin import Jsonlines
 
 from nodetrack.delivery import process as process_module
+from nodetrack.delivery.lock import BackendLock
 from nodetrack.delivery.process import DeliveryProcess
 from nodetrack.delivery.spec import Spec, TrainerProcess, revealed
 from nodetrack.errors import BackendRefusedError
@@ -183,6 +184,43 @@ def test_a_backend_that_does_not_answer_holds_up_nobody(node: Node, jsonlines: J
     jsonlines.mend()
     assert process.end(30.0, 30.0)
     assert len(jsonlines.rows()) == 10
+
+
+def test_a_backend_that_another_process_sends_to_is_an_answer_after_a_moment(
+    node: Node, jsonlines: Jsonlines
+) -> None:
+    """As the last attempt's process does for half a minute, or another node of the run for weeks."""
+    lock = BackendLock(node.run_folder / "cursors" / "jsonlines.lock")
+    assert lock.acquire()
+    process = node.start(jsonlines.config)
+    deadline = soon(1000)
+    process.shake_hands(deadline)
+    assert node.warnings == [
+        "Another process is sending this run to jsonlines just now: this one goes on when it has ended."
+    ]
+    node.log(range(10))
+    lock.release()
+    wait_for(lambda: len(jsonlines.rows()) == 10)
+    wait_for(lambda: process.tend() or any("jsonlines can be had" in warning for warning in node.warnings))
+
+
+def test_a_process_that_is_about_to_end_is_not_worth_a_word(
+    node: Node, jsonlines: Jsonlines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodetrack.delivery.remarks._SHORT_WAIT_SECONDS", 1000.0)
+    lock = BackendLock(node.run_folder / "cursors" / "jsonlines.lock")
+    assert lock.acquire()
+    jsonlines.spoil("open hang")
+    process = node.start(jsonlines.config)
+    process.shake_hands(soon(2.0))
+    wait_for(lambda: process.tend() or "jsonlines" in process.answers)
+    lock.release()
+    wait_for(lambda: process.tend() or process.answers["jsonlines"].state == "starting")
+    process.tend()
+    jsonlines.mend()
+    process.shake_hands(soon())
+    assert process.answers["jsonlines"].state == "ready"
+    assert [warning for warning in node.warnings if "Another process" in warning] == []
 
 
 def test_what_an_sdk_prints_disturbs_nothing(
