@@ -373,7 +373,8 @@ class Attempt:
                 f"Run {self.state.identity.run} could not be finished ({type(error).__name__}: {error}); "
                 "what was logged is in its journal."
             )
-        self.state.say()
+        finally:  # a Ctrl-C too
+            self.state.say()
 
     def _record_once(self, state: str, exit_code: int, reason: str) -> None:
         run = self.state

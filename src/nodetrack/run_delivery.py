@@ -111,17 +111,32 @@ class RunDelivery:
         patience = min(seconds, _HANDLER_SECONDS) if process_end.handling else seconds
         if self._is_refused:  # `init` is about to say so; the others have a moment to take note of the end
             delivery.end(_REFUSED_SECONDS, _REFUSED_SECONDS)
-        elif not delivery.end(seconds, patience) and self._backends:
-            self._state.warn(self._what_is_left())
+            return
+        try:
+            all_sent = delivery.end(seconds, patience)
+        except KeyboardInterrupt as interrupt:
+            if self._backends:
+                self._warn_of_interrupt(deadline)
+            raise interrupt.with_traceback(None) from None  # where it was in our wait helps nobody
+        if not all_sent and self._backends:
+            self._state.warn(
+                f"Run {self._state.identity.run} ended before all of it was sent (still to be sent: "
+                f"{self._what_is_left()}): `{self._sync_command}` sends the rest."
+            )
+
+    def _warn_of_interrupt(self, deadline: float) -> None:
+        seconds = max(0.0, deadline - time.monotonic())
+        self._state.warn(
+            f"Run {self._state.identity.run} was interrupted while its last records were sent (still to be "
+            f"sent: {self._what_is_left()}): the delivery process goes on for at most {seconds:.0f} seconds, "
+            f"and `{self._sync_command}` sends what is left then."
+        )
 
     def _what_is_left(self) -> str:
         state = self._state
         health = state.health(state.cursors()).backends
         lacking = [f"{kind} {health[kind].pending} rows" for kind in state.delivered if health[kind].pending]
-        return (
-            f"Run {state.identity.run} ended before all of it was sent (still to be sent: "
-            f"{', '.join(lacking) or 'records other than rows'}): `{self._sync_command}` sends the rest."
-        )
+        return ", ".join(lacking) or "records other than rows"
 
     @property
     def _sync_command(self) -> str:

@@ -221,6 +221,40 @@ def test_finish_ends_although_a_backend_hangs_and_says_how_to_send_the_rest(
     assert [path for path in psutil.process_iter() if _is_delivery_of(path, tmp_path)] == []
 
 
+def test_a_ctrl_c_at_the_end_says_what_is_left_and_what_sends_it(
+    tmp_path: Path, jsonlines: Jsonlines
+) -> None:
+    body = """
+        import nodetrack, os, signal, sys, threading, time
+        from pathlib import Path
+        run = nodetrack.init(project="p", id="node", dir="track", backends=[
+            {"kind": "jsonlines", "path": sys.argv[1], "batch_seconds": 0.05}])
+        Path(sys.argv[1] + ".control").write_text("write hang\\n")
+        for _ in range(100):
+            run.log({"loss": 1.0})
+
+        def press() -> None:
+            while not run._state.delivery._ended:
+                time.sleep(0.02)
+            time.sleep(0.5)  # by now `finish` waits for the delivery
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=press, daemon=True).start()
+        run.finish()
+    """
+    done = script(tmp_path, body, str(jsonlines.path))
+    assert done.returncode == -signal.SIGINT, done.stderr
+    [hint] = [line for line in done.stderr.splitlines() if "interrupted" in line]
+    assert "jsonlines 100 rows" in hint
+    assert "goes on for at most" in hint
+    assert f"`nodetrack sync node --dir {tmp_path / 'track'}`" in hint
+    assert "subprocess.py" not in done.stderr, "where our wait was helps nobody"
+    assert done.stderr.index("interrupted") < done.stderr.index("Traceback")
+    jsonlines.mend()
+    wait_for(lambda: steps(jsonlines) == list(range(100)))
+    wait_for(lambda: not [process for process in psutil.process_iter() if _is_delivery_of(process, tmp_path)])
+
+
 def _is_delivery_of(process: psutil.Process, folder: Path) -> bool:
     try:
         return "delivery" in " ".join(process.cmdline()) and process.cwd() == str(folder)
