@@ -30,7 +30,7 @@ from nodetrack.identity.id_file import (
 )
 from nodetrack.identity.take_up import TakenUp, take_up
 from nodetrack.identity.verdict import JournalVerifier, Verifier
-from nodetrack.journal.recover import Recovered, recover
+from nodetrack.journal.recover import Node, Recovered, recover
 from nodetrack.live_run import Run
 from nodetrack.machine import (
     Rank,
@@ -324,7 +324,8 @@ def _identity(
 ) -> tuple[Identity, Recovered]:
     """Who the attempt is, and where its run stood."""
     run_folder = _run_folder(settings, folder, run_id)
-    recovered = Recovered() if settings.mode == "disabled" else recover(run_folder)
+    node = Node(settings.role, settings.uid)
+    recovered = Recovered() if settings.mode == "disabled" else recover(run_folder, node)
     number = recovered.attempt_number + 1
     identity = Identity(
         project=settings.project,

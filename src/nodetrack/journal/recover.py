@@ -7,6 +7,9 @@ a megabyte, so of a large segment only the end is read.
 Of several writers (a process and its forked children), each says what it knows itself, and none knows that
 another went back. So the rewinds of the others are looked for, where they can matter. What a writer said of
 itself since stays as it said it: the step is then at most too high, and none is used twice.
+
+Several nodes may log to one run, each in attempts of its own. Where a node goes on, its own last attempt
+says; the name, tags and summary are the run's, so what was said since in the run's last attempt counts too.
 """
 
 from __future__ import annotations
@@ -42,13 +45,20 @@ _MAX_STEP: Final = 2**63 - 1
 ATTEMPT_NAME: Final = re.compile(r"([0-9]{4,})-[0-9a-z]+")
 
 
+class Node(NamedTuple):
+    """Whose attempt it is."""
+
+    role: str
+    uid: str
+
+
 class Recovered(msgspec.Struct):
     """What a new attempt takes over."""
 
-    #: The number of the last attempt; 0 before the first.
+    #: The number of the run's last attempt; 0 before the first.
     attempt_number: int = 0
     last_attempt: str = ""
-    #: One past the highest step of the run that counts, 0 before the first row.
+    #: One past the highest step of the node that counts, 0 before its first row.
     step: int = 0
     #: The next step of calls that give none.
     counter: int = 0
@@ -72,8 +82,11 @@ def attempt_number(name: str) -> int:
     return int(match[1]) if match else 0
 
 
-def recover(run_folder: Path) -> Recovered:
-    """Where the run in `run_folder` stood. Damaged or missing files make it know less; nothing raises."""
+def recover(run_folder: Path, node: Node | None = None) -> Recovered:
+    """Where `node` stood in the run in `run_folder`; without one, where the node of the last attempt did.
+
+    Damaged or missing files make it know less; nothing raises.
+    """
     try:
         attempts = attempt_folders(run_folder)
     except OSError:  # no right to look: the run begins anew; its attempts stay apart by their random names
@@ -81,12 +94,32 @@ def recover(run_folder: Path) -> Recovered:
     if not attempts:
         return Recovered()
     recovered = Recovered(attempt_number(attempts[-1].name), attempts[-1].name)
+    last: list[_Standing] = []
     for attempt in reversed(attempts):
-        found = _standings(attempt)
-        if found:
-            _take(found, recovered)
-            break
+        if _may_be_of(attempt, node):
+            found = _standings(attempt)
+            if found:
+                _take_steps(found, recovered)
+                _take_words([*last, *found], recovered)
+                return recovered
+        elif not last:
+            last = _as_of_another(attempt, _standings(attempt))
+    _take_words(last, recovered)
     return recovered
+
+
+def _may_be_of(attempt: Path, node: Node | None) -> bool:
+    """Whether it is an attempt of the node, as far as can be told: a step too high does no harm, one that is
+    used twice does.
+    """
+    header = None if node is None else _first_header(attempt)
+    return header is None or Node(header.role, header.uid) in (node, ("", ""))
+
+
+def _first_header(attempt: Path) -> SegmentHeader | None:
+    with contextlib.suppress(OSError):
+        return next(filter(None, map(read_header, segment_paths(attempt))), None)
+    return None
 
 
 def read_header(path: Path) -> SegmentHeader | None:
@@ -171,11 +204,12 @@ def _rewinds_of_others(segments: list[_Segment], writer: int, since_ns: int) -> 
 
 
 class _Change(NamedTuple):
-    """What was set by hand at one time."""
+    """What was set by hand at one time. A header or a mark repeats what was set before."""
 
     time_ns: int
     summary: Mapping[str, object]
     labels: Mapping[str, object]
+    repeated: bool = False
 
 
 class _Standing:
@@ -213,7 +247,7 @@ class _Standing:
         self.since_ns = start.time_ns if isinstance(start, Mark) else start.created_ns
         if not self.rewound:
             self._reach(self.since_ns, start.step, start.counter)
-        self.changes.insert(0, _Change(self.since_ns, start.summary, start.labels))
+        self.changes.insert(0, _Change(self.since_ns, start.summary, start.labels, repeated=True))
 
     def _reach(self, time_ns: int, step: int, counter: int) -> None:
         for rewound_ns, left in self._others:
@@ -264,10 +298,25 @@ def _standing_by_all(path: Path, others: Sequence[Event]) -> _Standing | None:
     return standing if reader.header is not None or reader.offset > len(MAGIC) else None
 
 
-def _take(found: list[_Standing], recovered: Recovered) -> None:
-    """The furthest step of all writers, and of what they set by hand the newest."""
+def _as_of_another(attempt: Path, found: list[_Standing]) -> list[_Standing]:
+    """What another node repeats, it may have had since it began: what was set meanwhile is newer."""
+    header = _first_header(attempt)
+    began_ns = 0 if header is None else header.created_ns
+    for standing in found:
+        standing.changes = [
+            change._replace(time_ns=began_ns) if change.repeated else change for change in standing.changes
+        ]
+    return found
+
+
+def _take_steps(found: list[_Standing], recovered: Recovered) -> None:
+    """The furthest step of all writers."""
     recovered.step = min(_MAX_STEP, max(standing.step for standing in found))
     recovered.counter = min(_MAX_STEP, max(standing.counter for standing in found))
+
+
+def _take_words(found: list[_Standing], recovered: Recovered) -> None:
+    """Of what was set by hand the newest."""
     summary: dict[str, object] = {}
     labels: dict[str, object] = {}
     for change in sorted((change for standing in found for change in standing.changes), key=_time):

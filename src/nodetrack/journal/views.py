@@ -22,12 +22,11 @@ from typing import NamedTuple, TypeAlias, cast
 import msgspec
 
 from nodetrack.journal.folder import AttemptFolder, Damage, RunFolder, segment_records
-from nodetrack.journal.recover import writer_of
+from nodetrack.journal.recover import Node, writer_of
 from nodetrack.journal.segment import segment_paths
 from nodetrack.records import Event, Record, Row, StoredValue
 
 _Context: TypeAlias = "tuple[tuple[str, str], ...]"
-_Node: TypeAlias = "tuple[str, str]"
 _Call: TypeAlias = "tuple[_Source, Row]"
 _Calls: TypeAlias = "dict[tuple[int, _Context], list[_Call]]"
 
@@ -46,7 +45,7 @@ class ViewRow(msgspec.Struct, frozen=True, gc=False):
 class _Source(NamedTuple):
     """Who logged."""
 
-    node: _Node
+    node: Node
     attempt: AttemptFolder
     writer: int
 
@@ -96,9 +95,8 @@ def current_rows(run: RunFolder, damage: Damage | None = None) -> list[ViewRow]:
     return [row for place in sorted(calls) for row in _merged(calls[place])]
 
 
-def _node_of(attempt: AttemptFolder) -> _Node:
-    """Whose attempt it is: role and uid."""
-    return str(attempt.facts.get("role", "")), str(attempt.facts.get("uid", ""))
+def _node_of(attempt: AttemptFolder) -> Node:
+    return Node(str(attempt.facts.get("role", "")), str(attempt.facts.get("uid", "")))
 
 
 def _with_segment(

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+import nodetrack
 from nodetrack.journal.reader import SegmentReader
-from nodetrack.journal.recover import Recovered, attempt_folders, attempt_number, read_header, recover
+from nodetrack.journal.recover import Node, Recovered, attempt_folders, attempt_number, read_header, recover
 from nodetrack.journal.segment import MAGIC, encode_header, frame, segment_name, segment_paths
 from nodetrack.records import Kind, Row, SegmentHeader
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from conftest import Journal
 
 FIRST, SECOND = "0001-aaaa", "0002-bbbb"
+#: Two nodes that log to one run.
+A, B = Node("miner", "1"), Node("miner", "2")
 
 
 class Segment:
@@ -287,6 +290,115 @@ def test_a_clock_that_was_set_back_does_not_make_old_words_new(tmp_path: Path) -
         Segment(summary(900, best=1), summary(5, best=2), created_ns=800, summary={"best": 0}),
     )
     assert recover(tmp_path).summary == {"best": 2}
+
+
+# -- several nodes in one run ---------------------------------------------------------------------------
+
+
+def of(node: Node, *records: list[object], **header: object) -> Segment:
+    """A segment of that node."""
+    return Segment(*records, role=node.role, uid=node.uid, **header)
+
+
+def test_a_node_goes_on_behind_its_own_steps_wherever_another_one_stands(tmp_path: Path) -> None:
+    """Only the numbers of attempts are shared."""
+    write(tmp_path, FIRST, of(A, *rows(0, 1, 2), *rows(500, counted=False)))
+    write(tmp_path, SECOND, of(B, *rows(*range(10)), rewind(4)))
+    write(tmp_path, "0003-cccc", of(Node("validator", "1"), *rows(900)))
+    stand = {node: recover(tmp_path, node) for node in (A, B, Node("miner", "3"))}
+    assert [(each.step, each.counter) for each in stand.values()] == [(501, 3), (5, 5), (0, 0)]
+    assert {(each.attempt_number, each.last_attempt) for each in stand.values()} == {(3, "0003-cccc")}
+    assert recover(tmp_path).step == 901
+
+
+def test_the_node_s_own_last_attempt_that_can_be_read_counts(tmp_path: Path) -> None:
+    write(tmp_path, FIRST, of(A, *rows(7)))
+    write(tmp_path, SECOND, of(A, *rows(3)))
+    write(tmp_path, "0003-cccc", of(B, *rows(100), summary(5, best=1)))
+    (tmp_path / "0004-dddd").mkdir()
+    recovered = recover(tmp_path, A)
+    assert (recovered.step, recovered.attempt_number, recovered.summary) == (4, 4, {"best": 1})
+
+
+def test_an_attempt_that_does_not_say_whose_it_is_may_be_the_node_s(tmp_path: Path) -> None:
+    """A step too high does no harm, one that is used twice does."""
+    write(tmp_path, FIRST, of(A, *rows(3)))
+    [path] = write(tmp_path, SECOND, of(B, *rows(40)))
+    assert recover(tmp_path, A).step == 4
+    flip(path, IN_HEADER)
+    assert recover(tmp_path, A).step == 41
+    write(tmp_path, "0003-cccc", Segment(*rows(50)))
+    assert recover(tmp_path, A).step == 51
+
+
+def test_name_tags_and_summary_are_the_run_s_and_the_newest_word_counts(tmp_path: Path) -> None:
+    """Whichever of the nodes said it."""
+    write(tmp_path, FIRST, of(A, summary(20, best=1, a=1), labels(40, name="of a"), created_ns=10))
+    write(
+        tmp_path,
+        SECOND,
+        of(B, summary(35, best=2, b=1), labels(36, name="of b", tags=["b"]), created_ns=30),
+    )
+    for node in (A, B):
+        recovered = recover(tmp_path, node)
+        assert recovered.summary == ({"best": 2, "b": 1, "a": 1} if node == A else {"best": 2, "b": 1})
+        assert recovered.labels == {"name": "of a" if node == A else "of b", "tags": ["b"]}
+
+
+def test_what_another_node_repeats_is_not_newer_than_what_was_set_since_it_began(tmp_path: Path) -> None:
+    """Its later segments begin with what it knows, which is what stood when it took up the run."""
+    write(tmp_path, FIRST, of(A, summary(20, best=1), summary(40, best=3), created_ns=10))
+    knows = {"best": 1, "b": 1}
+    write(tmp_path, SECOND, of(B, created_ns=30, summary={"best": 1}), of(B, created_ns=50, summary=knows))
+    assert recover(tmp_path, A).summary == {"best": 3, "b": 1}
+
+
+def test_a_name_that_another_node_gave_when_it_took_up_an_ended_run_is_the_run_s(tmp_path: Path) -> None:
+    write(tmp_path, FIRST, of(A, labels(15, name="old"), created_ns=10))
+    write(tmp_path, SECOND, of(B, created_ns=30, labels={"name": "new"}))
+    assert recover(tmp_path, A).labels == {"name": "new"}
+
+
+def test_of_the_attempts_of_others_only_the_last_is_read_and_of_the_rest_one_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many restarts of one node cost another node little."""
+    write(tmp_path, FIRST, of(A, *rows(0)), of(A, *rows(1), step=1))
+    for number in range(2, 6):
+        write(tmp_path, f"{number:04d}-bbbb", of(B, *rows(0)), of(B, *rows(1), step=1))
+    read: list[str] = []
+    real = SegmentReader.read
+
+    def spied(reader: SegmentReader, **options: int) -> object:
+        read.append(f"{reader.path.parent.name}/{reader.path.name}")
+        return real(reader, **options)
+
+    monkeypatch.setattr(SegmentReader, "read", spied)
+    assert recover(tmp_path, A).step == 2
+    assert set(read) == {f"0005-bbbb/{segment_name(2)}", f"{FIRST}/{segment_name(2)}"}
+
+
+def test_a_node_that_starts_again_in_a_shared_run_uses_no_step_of_its_own_twice(tmp_path: Path) -> None:
+    """Through `init`, while another node logs on."""
+
+    def start(uid: int) -> nodetrack.Run:
+        return nodetrack.init(project="p", role="miner", uid=uid, id="shared", dir=tmp_path, version="1")
+
+    first, other = start(1), start(2)
+    for _ in range(3):
+        first.log({"a": 1.0})
+    first.finish()
+    for _ in range(10):
+        other.log({"a": 1.0})
+    other.summary["best"] = 1
+    first = start(1)
+    assert (first.step, first.summary["best"]) == (3, 1)
+    first.log({"a": 1.0})
+    first.finish()
+    other.finish()
+    other = start(2)
+    assert other.step == 10
+    other.finish()
 
 
 # -- damage ---------------------------------------------------------------------------------------------
