@@ -30,7 +30,7 @@ class TestTensorboard(BackendContract):
         from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
         reader = EventMultiplexer(size_guidance=ALL)
-        reader.AddRunsFromDirectory(str(tmp_path / "events" / "contract" / run))
+        reader.AddRunsFromDirectory(str(tmp_path / "events" / "contract" / f"miner-7-{run}"))
         reader.Reload()
         for folder, kinds in reader.Runs().items():
             read = {"scalars": reader.Scalars, "histograms": reader.Histograms}

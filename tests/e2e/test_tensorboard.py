@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
 import nodetrack
@@ -98,6 +99,25 @@ def test_three_attempts_are_three_folders_with_one_event_file_each_and_all_is_re
     for view in ("v", "latest"):
         assert shown(view) == logged(view)
     assert len(shown("v")) == 300
+
+
+def test_a_node_that_is_killed_has_one_folder_named_after_it_and_its_session_ends() -> None:
+    """Its delivery process writes how it ended, as the node would have."""
+    code = NODE.replace("run.finish()", "import os; os.kill(os.getpid(), 9)")
+    command = [sys.executable, "-c", code, "0", "online"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    [run] = TrackingFolder(Path(".nodetrack")).runs("p")
+    [attempt] = run.attempts
+    own, ended = Path("logs/p") / f"miner-1-{run.folder.name}" / attempt.folder.name, False
+    end = time.monotonic() + SECONDS
+    while not ended and time.monotonic() < end:
+        time.sleep(0.1)
+        if event_files():
+            told = EventAccumulator(str(own)).Reload().PluginTagToContent("hparams")
+            ended = "_hparams_/session_end_info" in told
+    assert [file.parent for file in event_files()] == [own]
+    assert ended
 
 
 @pytest.mark.case("C032")

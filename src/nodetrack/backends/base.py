@@ -84,8 +84,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     run: RunInfo
     records: Sequence[Record]
-    #: The number of the segment, and whose rows they are: 1 for the node, else the number of the first segment
-    #: of the forked process that wrote it.
+    #: The number of the segment, and who wrote it: 1 is the node, another number the forked process whose
+    #: first segment has it.
     segment: int = 1
     writer: int = 1
     #: Whether the delivery process wrote them, for the node: samples of the machine, the end of a killed one.

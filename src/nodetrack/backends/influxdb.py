@@ -148,7 +148,8 @@ class PointTimes:
     def of(self, batch: Batch, memory: dict[str, JsonValue]) -> list[int]:
         """The time of each record; `memory` is moved on."""
         lasts = cast("dict[str, int]", memory.setdefault(_LAST, {}))
-        writer = f"{batch.run.attempt} {batch.writer}"
+        # The companion apart: how its batches fall between the node's differs from one sending to the next.
+        writer = f"{batch.run.attempt} {batch.writer}{' companion' if batch.companion else ''}"
         last = lasts.pop(writer, None)
         place = (batch.run.attempt, batch.segment)
         times = []

@@ -1,8 +1,8 @@
 """The backend that writes TensorBoard's event files.
 
-    <log_dir>/<project>/<run>/<attempt>             one event file, written by the node itself
-    <log_dir>/<project>/<run>/<attempt>/writer-<n>  that of a forked process
-    <log_dir>/<project>/<run>/<attempt>/system      samples of the machine
+    <log_dir>/<project>/<role>-<uid>-<run>/<attempt>             one event file, written by the node itself
+    <log_dir>/<project>/<role>-<uid>-<run>/<attempt>/writer-<n>  that of a forked process
+    <log_dir>/<project>/<role>-<uid>-<run>/<attempt>/system      samples of the machine
 
 Every folder holds one file: TensorBoard follows only the newest of several. The file is gone on with when
 delivery starts again. Its length after each batch is remembered with the cursor, and what stands behind it
@@ -93,10 +93,8 @@ class TensorboardBackend(Backend[TensorboardConfig]):
             share.events += encode(record, share.step)
             if isinstance(record, Row):
                 share.step = record.step
-        folder = _run_folder(self.config.log_dir, batch.run)
-        resent = batch.segment == batch.writer  # from the beginning of what the process wrote
         written = {
-            key: self._append(folder / key / _FILE_NAME, share, resent)
+            key: self._append(self._place(batch.run, key, share) / _FILE_NAME, share)
             for key, share in shares.items()
             if share.events
         }
@@ -109,16 +107,23 @@ class TensorboardBackend(Backend[TensorboardConfig]):
             self._encoder = Encoder(run, self.leave_out)
         return self._encoder
 
-    def _append(self, path: Path, share: _Share, resent: bool) -> list[JsonValue]:
+    def _place(self, run: RunInfo, key: str, share: _Share) -> Path:
+        """The folder of a file. One that was begun under the run's id alone is gone on with where it is."""
+        folder = _run_folder(self.config.log_dir, run)
+        older = folder.with_name(file_name_part(run.run)) / key
+        is_older = share.size and older.exists() and not (folder / key).exists()
+        return older if is_older else folder / key
+
+    def _append(self, path: Path, share: _Share) -> list[JsonValue]:
         """Write a file's share of a batch behind what the file is known to hold. What to remember of it."""
         from nodetrack.backends._tensorboard_events import file_version, framed
 
         there = path.stat().st_size if path.exists() else 0
         size = 0 if path in self._begun_anew else share.size
-        if there < size or (there and not share.size and not resent):
-            self._begin_anew(path, there, size)
-            there = size = 0
         content = framed(share.events if size else [file_version(), *share.events])
+        if there < size or (there and not share.size and not _begins_like(path, content)):
+            self._begin_anew(path, there, size)
+            there, size, content = 0, 0, framed([file_version(), *share.events])
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("r+b" if there else "wb") as file:
             file.truncate(size)
@@ -161,4 +166,13 @@ class _Share:
 
 
 def _run_folder(log_dir: Path, run: RunInfo) -> Path:
-    return log_dir / file_name_part(run.project) / file_name_part(run.run)
+    """Named by what never changes of a run, the node first: it is the name that TensorBoard's pages show."""
+    name = "-".join(part for part in (run.role, run.uid, run.run) if part)
+    return log_dir / file_name_part(run.project) / file_name_part(name)
+
+
+def _begins_like(path: Path, content: bytes) -> bool:
+    """Whether a file of which nothing is known holds what is about to be written, as far as both go."""
+    with path.open("rb") as file:
+        there = file.read(len(content))
+    return content.startswith(there)

@@ -297,6 +297,25 @@ def test_under_a_clock_that_stands_still_no_row_overwrites_another(
     assert sorted(lines[:2000]) == sorted(lines[2000:])
 
 
+def test_what_the_delivery_process_adds_does_not_move_the_times_of_rows(
+    backend: InfluxdbBackend, server: FaultProxy
+) -> None:
+    """Its samples come between the rows in one sending and behind them in the next: same points."""
+    rows = [row({"loss": 0.5}, time_ns=NOW_NS + offset, offset=offset) for offset in range(0, 300, 100)]
+    sample = SystemRow(offset=0, names=("system/x",), values=[1], time_ns=NOW_NS + 150)
+    finish = AttemptFinished(offset=9, time_ns=NOW_NS + 400, state="crashed", exit_code=-1, reason="killed")
+    companion = Batch(run=RUN, records=[sample, finish], segment=2, companion=True)
+    backend.write(batch(rows[0]))
+    backend.write(companion)
+    backend.write(batch(*rows[1:]))
+    backend.memory = {}
+    backend.write(batch(*rows))
+    backend.write(companion)
+    lines = sent(server)
+    assert sorted(lines[:5]) == sorted(lines[5:])
+    assert not any("writer=" in line for line in lines)
+
+
 def test_a_clock_that_goes_back_a_little_keeps_the_order(
     backend: InfluxdbBackend, server: FaultProxy
 ) -> None:

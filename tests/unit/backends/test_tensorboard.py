@@ -236,9 +236,35 @@ def test_samples_of_the_machine_have_a_folder_of_their_own(tmp_path: Path, attem
     time_ns = attempt.started_ns + 90 * 10**9
     sample = SystemRow(offset=0, names=("system/cpu_ratio",), values=[0.5], time_ns=time_ns)
     deliver(tmp_path, attempt.batch(*attempt.rows(0), sample))
-    folder = tmp_path / "contract" / "r" / "0001-a001" / "system"
+    folder = tmp_path / "contract" / "miner-7-r" / "0001-a001" / "system"
     [event] = EventAccumulator(str(folder), size_guidance=ALL).Reload().Scalars("system/cpu_ratio")
     assert (event.step, event.value) == (90, 0.5)
+
+
+def test_what_the_delivery_process_adds_for_the_node_is_in_the_nodes_own_file(
+    tmp_path: Path, attempt: Attempt
+) -> None:
+    """The end of a killed node, and no folder of a forked child that never was."""
+    sample = SystemRow(offset=0, names=("system/x",), values=[0.5], time_ns=attempt.now_ns())
+    begun = attempt.batch(*attempt.begin(), *attempt.rows(0))
+    end = msgspec.structs.replace(attempt.batch(sample, attempt.end()), segment=2, companion=True)
+    deliver(tmp_path, begun, end)
+    own, system = sorted(file.parent.relative_to(tmp_path) for file in event_files(tmp_path))
+    assert (str(own), system) == ("contract/miner-7-r/0001-a001", own / "system")
+    assert '"state": "finished"' in text_at(tmp_path, "run/end")
+    deliver(tmp_path, begun, end)  # the memory was lost: from the beginning, over what is there
+    assert len(event_files(tmp_path)) == 2
+
+
+def test_a_file_that_was_begun_under_the_runs_id_alone_is_gone_on_with(
+    tmp_path: Path, attempt: Attempt
+) -> None:
+    memory = deliver(tmp_path, attempt.batch(*attempt.begin(), *attempt.rows(0, 1))).memory
+    (tmp_path / "contract" / "miner-7-r").rename(tmp_path / "contract" / "r")
+    following = Attempt("r", 2)
+    deliver(tmp_path, attempt.batch(*attempt.rows(2)), following.batch(*following.rows(3)), memory=memory)
+    old, new = event_files(tmp_path / "contract" / "r"), event_files(tmp_path / "contract" / "miner-7-r")
+    assert [raw_steps(file, "latest/train/loss") for file in (*old, *new)] == [[0, 1, 2], [3]]
 
 
 # -- bad days -------------------------------------------------------------------------------------------
@@ -327,7 +353,7 @@ def test_a_folder_that_cannot_be_is_refused_and_named(tmp_path: Path, attempt: A
     (tmp_path / "file").touch()
     backend = TensorboardBackend(TensorboardConfig(log_dir=tmp_path / "file" / "events"))
     with pytest.raises(
-        BackendRefusedError, match=r"file/events/contract/r cannot be made \(Not a directory\)"
+        BackendRefusedError, match=r"file/events/contract/miner-7-r cannot be made \(Not a directory\)"
     ):
         backend.open(attempt.info)
 
@@ -355,8 +381,10 @@ def test_the_folder_is_the_same_from_wherever_it_is_gone_on(
 def test_names_that_are_no_folder_names_stay_inside(tmp_path: Path, attempt: Attempt) -> None:
     batch = attempt.batch(*attempt.rows(0))
     deliver(tmp_path / "events", msgspec.structs.replace(batch, run=_with(attempt, project="../../up")))
+    long = _with(attempt, role="x" * 200, uid="../ü")
+    deliver(tmp_path / "events", msgspec.structs.replace(batch, run=long))
     assert event_files(tmp_path) == event_files(tmp_path / "events")
-    assert len(event_files(tmp_path)) == 1
+    assert len(event_files(tmp_path)) == 2
 
 
 def _with(attempt: Attempt, **fields: str) -> object:
