@@ -62,20 +62,25 @@ class Source:
         self._unsorted = False
         #: By writer of an attempt, when it was last read to the end of what was written.
         self._turns: dict[tuple[str, int], int] = {}
+        #: Those that have been read to that end in this round.
+        self._read_to_end: set[tuple[str, int]] = set()
         #: Files that could not be read, with the reason.
         self.problems: dict[Path, str] = {}
 
-    def next(self, records: int, size: int, *, look: bool = False) -> Taken | None:
+    def next(self, records: int, size: int, *, look: bool = False, same_round: bool = False) -> Taken | None:
         """The next batch of at most so many records and about so many bytes; None if there is no more now.
 
-        `look`: look through all attempts for new segments first.
+        `look`: look through all attempts for new segments first. `same_round`: of a writer whose newest
+        segment was read to its end since the last call without it, nothing more is taken.
         """
+        if not same_round:
+            self._read_to_end.clear()
         self._look(all_attempts=look or time.monotonic() - self._looked > _LOOK_SECONDS)
         if look:
             for segment in self._segments.values():
                 segment.look_again()
         for segment in self._in_turn():
-            if segment.has_grown():
+            if segment.writer not in self._read_to_end and segment.has_grown():
                 taken = self._take(segment, records, size)
                 if taken is not None:
                     return taken
@@ -157,9 +162,15 @@ class Source:
             self.problems[segment.path] = str(error)
             segment.give_up()
             return None
-        if segment.is_at_end:
+        if segment.is_at_end and not self._goes_on_behind(segment):
             self._turns[segment.writer] = max(self._turns.values(), default=0) + 1
+            self._read_to_end.add(segment.writer)
         return taken
+
+    def _goes_on_behind(self, segment: _Segment) -> bool:
+        """Whether there is more of the writer of a segment than that segment."""
+        others = (other for other in self._segments.values() if other is not segment)
+        return any(other.writer == segment.writer and other.has_grown() for other in others)
 
 
 class _AttemptInfo:

@@ -197,19 +197,24 @@ class Worker:
         source = Source(self._run_folder, self._project, cursor, self._attempts)
         if not self._persist(lambda: self._open(source)):
             return
+        since, same_round = time.monotonic(), False
         while not self._stopping.is_set():
             last_look = self._draining.is_set()
-            taken = source.next(config.batch_rows, config.batch_bytes, look=last_look)
+            taken = source.next(
+                config.batch_rows, config.batch_bytes, look=last_look, same_round=same_round and not last_look
+            )
             if taken is not None or (last_look and self._held):
+                since, same_round = time.monotonic(), True
                 if not self._deliver(source, self._wait_out() if taken is None else [taken]):
                     return
             elif last_look:
                 self._close()
                 self._enter("done")
                 return
-            else:
-                self._awake.wait(config.batch_seconds)
+            else:  # what grew meanwhile waits for others, so long as was asked for
+                self._awake.wait(max(0.0, since + config.batch_seconds - time.monotonic()))
                 self._awake.clear()
+                since, same_round = time.monotonic(), False
 
     def _open(self, source: Source) -> None:
         run = source.newest_attempt()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -335,6 +336,41 @@ def test_a_live_run_is_followed_over_segments_and_forked_writers() -> None:
     assert delivery.join(30)
     assert backend.rows() == [(step, step / 2) for step in range(600)]
     assert isinstance(backend.batches[-1].records[-1], AttemptFinished)
+
+
+def test_what_grows_while_a_batch_is_sent_waits_for_others() -> None:
+    """A service that counts calls is asked once in `batch_seconds`, however slow or quick it is."""
+    run = nodetrack.init(project="p", mode="offline")
+
+    def log_on(batch: Batch) -> None:
+        if len(backend.calls) < 3:
+            run.log({"loss": 0.5})
+
+    backend = Scripted(ScriptedConfig(batch_seconds=1.0), after=log_on)
+    delivery = Delivery(run.folder, "p", {"scripted": backend}, follow=True)
+    delivery.start()
+    while len(backend.calls) < 3:
+        time.sleep(0.01)
+    times = [at for at, _ in backend.calls]
+    assert all(later - earlier >= 0.99 for earlier, later in itertools.pairwise(times))
+    delivery.drain()
+    assert delivery.join(30)
+    assert len(backend.rows()) == 2
+
+
+def test_what_is_there_already_does_not_wait_and_neither_does_the_end() -> None:
+    """Full batches, the segments of one writer, and attempts follow each other at once."""
+    logged(500, segment_bytes=4096)
+    folder = logged(500, first=500, segment_bytes=4096)
+    backend = Scripted(ScriptedConfig(batch_seconds=600, batch_rows=50))
+    delivery = Delivery(folder, "p", {"scripted": backend}, follow=True)
+    delivery.start()
+    while len(backend.rows()) < 1000:
+        time.sleep(0.01)
+    logged(10, first=1000)
+    delivery.drain()
+    assert delivery.join(30)
+    assert backend.rows() == [(step, step / 2) for step in range(1010)]
 
 
 def test_a_damaged_cursor_is_kept_aside_and_the_run_is_sent_again(caplog: pytest.LogCaptureFixture) -> None:

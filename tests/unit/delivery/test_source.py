@@ -67,6 +67,24 @@ def test_what_an_earlier_attempt_goes_on_to_write_is_noticed_at_once() -> None:
     assert len(segment_paths(Path(earlier.dir))) > 2
 
 
+def test_a_round_takes_what_each_writer_had_and_then_ends() -> None:
+    """Both writers log after every batch; each has one turn, and the next round has the rest in order."""
+    run, other = node(1, segment_bytes=4096), node(2)
+    source = source_of(run)
+    came: list[list[int]] = []
+    for same_round in (False, *[True] * 20, False, *[True] * 20):
+        taken = source.next(1000, 1 << 20, same_round=same_round)
+        if taken is not None:
+            source.acknowledge(taken)
+            came.append([row.step for row in taken.batch.rows if row.step < 10_000])
+            for step in range(60):
+                run.log({"loss": 1.0}, step=60 * len(came) + step)
+                other.log({"loss": 1.0}, step=10_000 + step)
+    assert len(came) < 12, "each writer's turn, and the segments that one had begun meanwhile"
+    steps = [step for batch in came for step in batch]
+    assert steps == sorted(steps)
+
+
 def test_one_writers_segments_come_in_their_order() -> None:
     """However the turns fall, the end of one segment comes before the beginning of the next."""
     run, other = node(1, segment_bytes=4096), node(2)
