@@ -3,13 +3,15 @@ from __future__ import annotations
 import copy
 import json
 from collections import OrderedDict
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import nodetrack.redact as redact_module
 from nodetrack.redact import MASK, redact, redact_argv, redact_text, without_user_info
 
 SECRET = "Hunter2-Hunter2"
@@ -203,6 +205,83 @@ def test_a_secret_is_known_by_its_shape(text: str, expected: str) -> None:
 )
 def test_innocent_text_stays(text: str) -> None:
     assert redact_text(text) == text
+
+
+def _by_every_pattern(text: str) -> str:
+    """The same without a look at the signs."""
+    for shape in redact_module._SHAPES:
+        text = shape.pattern.sub(shape.replacement, text)
+    return text
+
+
+_NAMES = sorted(
+    {
+        *SECRET_KEYS,
+        *INNOCENT_KEYS,
+        *redact_module._SECRET_WORDS,
+        *redact_module._SECRET_ENDINGS,
+        *redact_module._SECRET_PHRASES,
+        *(f"{word}_seed" for word in redact_module._WALLET_WORDS),
+        *redact_module._SIGNED_URL_WORDS,
+        *("token", "tokens", "Authorization", "proxy-authorization", "Cookie", "Set-Cookie", "X-Api-Key"),
+    }
+)
+_IN_PLACES = [
+    "{}=Abc1",
+    "h?a=1&{}=Abc1",
+    "--{} Abc1",
+    "-{}\tAbc1",
+    '"{}": "Abc1"',
+    "'{}' : 'Abc1'",
+    "{}: Abc1",
+]
+_TOKENS = [
+    *("hf_" + "aB3" * 12, *(f"gh{kind}_" + "a1" * 18 for kind in "opusr"), "github_pat_" + "a1" * 18),
+    *("glpat-" + "a1" * 10, "sk-" + "a1" * 12, "sk-proj-" + "a1_-" * 10, "wandb_v1_" + "a1" * 12),
+    *(f"{kind}k_{mode}_" + "a1" * 9 for kind in "sr" for mode in ("live", "test")),
+    *("AKIAIOSFODNN7EXAMPLE", "ASIAIOSFODNN7EXAMPLE", "AIza" + "a1-_x" * 7, "npm_" + "a1" * 18),
+    *(f"xox{kind}-" + "a1" * 6 for kind in "abeoprs"),
+    *("pypi-" + "a1" * 12, "eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJ"),
+]
+_OTHER_SECRETS = [
+    *("https://u:p@h", "ghost@github.com", "redis://:p/a#s@h", "hooks.slack.com/services/T0/B0/xyz"),
+    *("discord.com/api/webhooks/1/x", "https://discordapp.com/api/webhooks/1/x", "bearer abcd1234efgh"),
+    *("Basic dXNlcjpwYXNz", "BA\u017fIC dXNlcjpwYXNz", "bas\u0131c dXNlcjpwYXNz", "BAS\u0130C dXNlcjpwYXNz"),
+    *(
+        "x-\u212aey: a",
+        "Coo\u212aie: a",
+        "author\u0130zation: a",
+        "X-Api-\u212aey-secret: a",
+        "\u017fecret=a",
+    ),
+    *(
+        "-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY-----",
+        "-----BEGIN PRIVATE KEY-----\nx",
+    ),
+]
+_PIECES = [*(place.format(name) for place in _IN_PLACES for name in _NAMES), *_TOKENS, *_OTHER_SECRETS]
+
+
+@pytest.mark.parametrize("changed", [str, str.upper, str.lower, str.title, str.swapcase])
+def test_no_secret_is_passed_over_because_its_sign_is_not_seen(changed: Callable[[str], str]) -> None:
+    """Each alone, so that no sign of another one helps it."""
+    masked = 0
+    for piece in map(changed, _PIECES):
+        assert redact_text(piece) == _by_every_pattern(piece)
+        masked += redact_text(piece) != piece
+    assert masked > 300
+
+
+_texts = st.text(max_size=30) | st.text(
+    st.sampled_from("aceikorstuy_-=:/@'\" \n?&.19*\u017f\u212a\u0130\u0131\u00df"), max_size=40
+)
+
+
+@given(st.lists(_texts | st.sampled_from(_PIECES), max_size=6), st.sampled_from(["", " ", "\n", ";", "***"]))
+@settings(max_examples=500, deadline=None)
+def test_looking_for_signs_first_changes_nothing(pieces: list[str], between: str) -> None:
+    text = between.join(pieces)
+    assert redact_text(text) == _by_every_pattern(text)
 
 
 @pytest.mark.parametrize("unit", ["://a:", "a=", '"a', "x.", "x-", "sk-", "eyJ-", "-----BEGIN ", "bearer "])
