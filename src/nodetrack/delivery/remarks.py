@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
+from nodetrack.delivery.connection import UNREACHED
 from nodetrack.delivery.spec import Answer
 from nodetrack.errors import BackendRefusedError
 
@@ -94,18 +95,23 @@ def _sentence(name: str, answer: Answer) -> str:
     if answer.state == "waiting":
         return f"Another process is sending this run to {name} just now: this one goes on when it has ended."
     if answer.state == "refused":
-        return f"The backend {name} refuses us ({answer.message}): rows wait in the journal for it."
+        return f"{_stopped(answer.message)} Rows for {name} wait in the journal."
+    if answer.message.startswith(UNREACHED):
+        return f"The backend {name} {answer.message}. Its rows wait in the journal until it is back."
     return f"The backend {name} cannot be had ({answer.message}): rows wait in the journal until it is back."
+
+
+def _stopped(message: str) -> str:
+    """Words of a service as a sentence."""
+    return f"{message.rstrip('.')}."
 
 
 def refusal(refused: Mapping[str, str]) -> BackendRefusedError:
     """What `init` raises, naming every backend that refuses us."""
     names = [*refused]
-    words = "; ".join(f"{name}: {message.rstrip('.')}" for name, message in refused.items())
+    words = " ".join(map(_stopped, refused.values()))
     return BackendRefusedError(
-        f"{_listed(names)} {'refuses' if len(names) == 1 else 'refuse'} this run ({words}): "
-        f"correct that, or leave {_listed(names)} out of the backends.",
-        ", ".join(names),
+        f"{words} Correct that, or leave {_listed(names)} out of the backends.", ", ".join(names)
     )
 
 

@@ -20,10 +20,11 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_e
 from tenacity.stop import stop_when_event_set
 
 from nodetrack.backends.base import Backend, Batch, RunInfo
+from nodetrack.delivery.connection import describe_failure
 from nodetrack.delivery.lock import BackendLock
 from nodetrack.delivery.quarantine import Quarantine
 from nodetrack.delivery.source import Source, Taken, has_all
-from nodetrack.errors import BackendRefusedError, BatchRejectedError, describe
+from nodetrack.errors import BackendRefusedError, BatchRejectedError
 from nodetrack.journal.cursor import CURSORS, BackendState, Cursor, CursorFile
 from nodetrack.records import Record, Row
 
@@ -328,7 +329,7 @@ class Worker:
         held = [taken for taken, _ in self._held]
         reason = next(refused[-1][1] for _, refused in reversed(self._held) if refused)
         self._held.clear()
-        self._enter("refused", f"it takes no record at all: {reason}")
+        self._enter("refused", f"{self.kind} takes no record at all: {reason}")
         at_the_end = self._draining.is_set()
         self._awake.wait(_LONGEST_PAUSE_AT_THE_END_SECONDS if at_the_end else _LONGEST_PAUSE_SECONDS)
         self._awake.clear()
@@ -388,7 +389,8 @@ class Worker:
         if self._opened and self._failures % _FAILURES_TO_REOPEN == 0:
             self._close()
         refused = isinstance(error, BackendRefusedError)
-        self._enter("refused" if refused else "down", describe(error))
+        words = describe_failure(error, self._backend.config.destination())
+        self._enter("refused" if refused else "down", words)
 
     # -- what others see -----------------------------------------------------------------------------
 
