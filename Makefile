@@ -4,6 +4,8 @@
 .PHONY: help install demo test lint format types contract check docs bench constraints clean
 
 ARGS ?=
+# Most tests wait for processes and servers, so more of them run at once than there are cores.
+WORKERS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -27,7 +29,7 @@ demo: $(VENV)/.demo ## install what the demo needs and run it: two miners, a val
 	@$(BIN)/nodetrack demo $(ARGS)
 
 test: $(VENV)/.dev ## run the whole test suite
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.dev ## check style and formatting
 	@$(BIN)/ruff check $(SOURCES)
