@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn
 from nodetrack.backends.base import Backend
 from nodetrack.backends.factory import build_backend, parse_backends
 from nodetrack.delivery.companion import companion_writer
+from nodetrack.delivery.diary import FORMAT, Diary
 from nodetrack.delivery.engine import Delivery
 from nodetrack.delivery.life_line import LifeLine
 from nodetrack.delivery.process import ALL_SENT, SOME_LEFT
@@ -27,6 +28,7 @@ from nodetrack.delivery.prune import Pruner
 from nodetrack.delivery.speaker import Speaker
 from nodetrack.delivery.spec import Answer, Spec, decode_spec, name_of
 from nodetrack.delivery.system import SystemRecorder, SystemSampler
+from nodetrack.delivery.worker import Status
 from nodetrack.errors import describe
 from nodetrack.journal import disk
 from nodetrack.journal.folder import AttemptFolder
@@ -54,9 +56,7 @@ def main() -> NoReturn:
     try:
         channel, life_line = _own_descriptors()
         _own_signals()
-        logging.basicConfig(
-            stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s: %(message)s"
-        )
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=FORMAT)
         with contextlib.suppress(OSError):
             os.nice(_NICENESS)  # training comes first
         spec = decode_spec(_first_line(life_line))
@@ -101,6 +101,7 @@ class _Child:
         self._folder = spec.attempt_folder
         self._life = LifeLine(life_line, spec.trainer)
         self._speaker = Speaker(channel, self._life.wake)
+        self._diary = Diary()
         self._synced: dict[Path, int] = {}
         self._next_beat = 0.0
         self._failed: set[str] = set()
@@ -112,7 +113,7 @@ class _Child:
             spec.header.project,
             self._backends(),
             follow=True,
-            changed=self._speaker.take,
+            changed=self._changed,
             own_attempt=spec.header.attempt,
         )
         self._pruner = Pruner(
@@ -123,7 +124,12 @@ class _Child:
             keep_bytes=spec.keep_bytes,
             max_bytes=spec.max_bytes,
             warn=lambda sentence: self._speaker.say(Answer("", "remark", sentence)),
+            note=lambda sentence: self._diary.note("limits", sentence),
         )
+
+    def _changed(self, status: Status) -> None:
+        self._speaker.take(status)
+        self._diary.take(status)
 
     def _backends(self) -> dict[str, Backend[Any]]:
         """Those that can be made. The trainer has parsed them all, so a fault here is one of the set-up."""
@@ -139,6 +145,8 @@ class _Child:
 
     def run(self) -> int:
         """Deliver until the end; the exit code."""
+        names = ", ".join(map(name_of, self._spec.backends)) or "no backend"
+        _log.info("Process %d begins, for attempt %s: %s", os.getpid(), self._spec.header.attempt, names)
         self._delivery.start()
         next_tick = time.monotonic()
         while not self._life.is_over:
@@ -158,6 +166,7 @@ class _Child:
         self._safely(self._sync)
         self._safely(self._companion.tend)
         self._safely(self._pruner.prune)
+        self._diary.tend()
         self._safely(_limit_log)
 
     def _safely(self, call: Callable[[], object]) -> None:
@@ -213,13 +222,16 @@ class _Child:
         self._speaker.flush()
         states = [status.state for status in self._delivery.statuses().values()]
         complete = done and all(state == "done" for state in states)
-        return ALL_SENT if complete and len(states) == len(self._spec.backends) else SOME_LEFT
+        all_sent = complete and len(states) == len(self._spec.backends)
+        _log.info("Process %d ends: %s", os.getpid(), "all is sent" if all_sent else "not all is sent")
+        return ALL_SENT if all_sent else SOME_LEFT
 
     def _record_crash(self, limit: float) -> None:
         """Say how the attempt ended, which the trainer had no time for."""
         self._wait_for_other_writers(limit)
         if AttemptFolder(self._folder, is_last=True).finish_record() is None and self._folder.is_dir():
             with self._companion.lock:
+                _log.info("The trainer is gone without a word: its attempt is recorded as crashed")
                 finish = (int(Kind.FINISH), time.time_ns(), "crashed", UNKNOWN_EXIT_CODE, KILLED)
                 self._companion.write([*finish])
 

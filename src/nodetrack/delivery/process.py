@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Final
 
+from nodetrack.delivery.diary import log_line
 from nodetrack.delivery.remarks import Remarks, refusal
 from nodetrack.delivery.spec import Answer, End, Spec, decode_answer, encode_line, name_of
 from nodetrack.machine import working_folder
@@ -168,10 +169,16 @@ class DeliveryProcess:
 
     def _note_death(self, how: str) -> None:
         """Plan the next start, or give up."""
+        self._write_down(f"There is no process now: {how}")
         if self._restarts >= len(RESTART_PAUSES):
             self._give_up(f"{how}, for the last of {self._restarts + 1} times")
         else:
             self._restart_at = time.monotonic() + RESTART_PAUSES[self._restarts]
+
+    def _write_down(self, sentence: str) -> None:
+        """Into the log of the process, which cannot say it itself any more."""
+        with contextlib.suppress(OSError), self._log_path.open("a", encoding="utf-8") as log:
+            log.write(log_line(sentence))
 
     def _give_up(self, why: str) -> None:
         if not self._given_up:

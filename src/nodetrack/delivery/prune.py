@@ -12,6 +12,7 @@ earlier attempts that have ended go as a whole.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -44,7 +45,7 @@ class Pruner:
     """Removes segments of the run in `run_folder`, whose newest attempt is `attempt`.
 
     `workers` know how far each backend has come; `is_whole` says whether every backend has one. `warn` takes
-    the sentence about lost rows, once.
+    the sentence about lost rows, once, and `note` what was removed, for the log.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Pruner:
         keep_bytes: int | None,
         max_bytes: int | None,
         warn: Callable[[str], None],
+        note: Callable[[str], None],
     ) -> None:
         self._run_folder = run_folder
         self._attempt = attempt
@@ -65,7 +67,10 @@ class Pruner:
         self._keep_bytes = keep_bytes
         self._max_bytes = max_bytes
         self._warn = warn
+        self._note = note
         self._has_warned = False
+        self._removed = 0
+        self._lost: Counter[str] = Counter()
         self._writers: dict[Path, int] = {}
         self._ended: dict[Path, bool] = {}
 
@@ -73,6 +78,15 @@ class Pruner:
         """Remove what is over the limits now. Raises OSError where the folder cannot be read."""
         if self._keep_bytes is None and self._max_bytes is None:
             return
+        removed = self._removed
+        try:
+            self._prune()
+        finally:
+            if self._removed > removed:
+                lost = ", ".join(f"{count} of {name}" for name, count in self._lost.items()) or "none"
+                self._note(f"{self._removed} segments pruned from the journal so far; rows lost: {lost}")
+
+    def _prune(self) -> None:
         segments = list(self._segments())
         size = sum(segment.size for segment in segments)
         if self._keep_bytes is not None and self._workers and self._is_whole:
@@ -170,6 +184,7 @@ class Pruner:
         return True
 
     def _tell(self, lost: Mapping[str, int]) -> None:
+        self._lost.update(lost)
         if lost and not self._has_warned:
             self._has_warned = True
             rows = ", ".join(f"{count} of {name}" for name, count in lost.items())
@@ -185,6 +200,7 @@ class Pruner:
         """Remove a file, and with the last one of an attempt what stands beside it; its size."""
         with contextlib.suppress(FileNotFoundError):
             segment.path.unlink()
+        self._removed += 1
         segments.remove(segment)
         self._writers.pop(segment.path, None)
         if all(other.attempt != segment.attempt for other in segments):

@@ -55,6 +55,10 @@ class Node:
         for step in steps:
             self.writer.write_row(self.keys, step, step, [float(step)], False)
 
+    def log_text(self) -> str:
+        """What stands in the log of the process."""
+        return (self.run_folder / "0001-ab" / "delivery.log").read_text()
+
     def start(self, *backends: object, **given: object) -> DeliveryProcess:
         settings: dict[str, object] = {
             "folder": os.fsencode(self.run_folder),
@@ -175,6 +179,14 @@ def test_a_backend_that_is_away_is_warned_of_and_told_of_again_when_it_is_back(
     jsonlines.mend()
     wait_for(lambda: process.tend() or any("jsonlines can be had" in warning for warning in node.warnings))
     wait_for(lambda: len(jsonlines.rows()) == 10)
+    assert process.end(30.0, 30.0)
+    came = [line.partition("INFO: ")[2] for line in node.log_text().splitlines()]
+    came = [line for line in came if "Process" not in line]
+    assert came == [
+        "jsonlines: down: 503: jsonlines was told to be away.",
+        "jsonlines: back; what waited for it is being sent",
+        "jsonlines: has all that there is, 10 rows of the run",
+    ]
 
 
 def test_a_backend_that_does_not_answer_holds_up_nobody(node: Node, jsonlines: Jsonlines) -> None:
@@ -235,7 +247,7 @@ def test_what_an_sdk_prints_disturbs_nothing(
     process.shake_hands(soon())
     assert process.answers["loud"].state == "ready"
     assert process.end(30.0, 30.0)
-    log = (node.run_folder / "0001-ab" / "delivery.log").read_text()
+    log = node.log_text()
     assert "{not an answer}" in log
     assert "EOFError" in log
 
@@ -285,6 +297,9 @@ def test_a_process_that_dies_is_started_again(
         wait_for(lambda pid=pid: process.tend() or process.pid not in (pid, None))  # type: ignore[misc]
     assert node.warnings == []
     wait_for(lambda: len(jsonlines.rows()) == 30)
+    log = node.log_text()
+    assert log.count("There is no process now: it ended with exit code -9") == 3
+    assert log.count("begins, for attempt 0001-ab: jsonlines") >= 2, "some were killed before that"
     os.kill(process.pid or 0, signal.SIGKILL)
     wait_for(lambda: process.tend() or node.warnings)
     [warning] = node.warnings
