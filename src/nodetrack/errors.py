@@ -28,6 +28,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nodetrack.invalid import nearest, shown
+
 
 class NodetrackError(Exception):
     """The root: catch this to catch everything that nodetrack raises on purpose."""
@@ -122,12 +124,18 @@ class BackendError(NodetrackError):
 
 
 class UnknownBackendError(BackendError):
-    """No backend has that name. Attributes: `name`, `known`."""
+    """No backend has that name. Attributes: `name`, `known`, and `origin`: where it was written, if known."""
 
-    def __init__(self, name: str, known: tuple[str, ...]) -> None:
-        super().__init__(f"There is no backend named {name!r}; known backends: {', '.join(known)}.")
+    def __init__(self, name: str, known: tuple[str, ...], origin: str = "") -> None:
+        near = nearest(name, known)
+        super().__init__(
+            f"There is no backend named {shown(name)}; known backends: {', '.join(known)}."
+            + (f" Did you mean {near!r}?" if near else "")
+            + (f" The name comes from {origin}." if origin else "")
+        )
         self.name = name
         self.known = known
+        self.origin = origin
 
 
 class BackendRefusedError(BackendError):

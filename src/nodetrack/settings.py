@@ -3,29 +3,36 @@
     argument > NODETRACK_<NAME> > .env > nodetrack.toml or [tool.nodetrack] in pyproject.toml > default
 
 `NODETRACK_BACKENDS` alone also wins over its argument, so that whoever launches a job can say where its
-rows go without touching the code. The TOML file is the nearest one at or above the working directory.
+rows go without touching the code. A backend that is only named has the options that the next layer with
+options for it gives. The TOML file is the nearest one at or above the working directory.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from nodetrack.errors import SettingsError
+from nodetrack.invalid import nearest, reason, shown
 
 PREFIX: Final = "NODETRACK_"
 #: Variables with our prefix that are not settings: hyper-parameters, and what only our tests read.
 _OTHER_PREFIXES: Final = ("NODETRACK_HPARAMS__", "NODETRACK_TEST_")
 
+_SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,15}(?=\s*[KMGT]))?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+
 logger = logging.getLogger("nodetrack")
+
+#: A backend as it is written: its name, or a mapping with its kind and options.
+Written = str | Mapping[str, object]
 
 
 def _split(value: object) -> object:
@@ -38,11 +45,38 @@ def _split(value: object) -> object:
             return json.loads(text)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
+        except json.JSONDecodeError as error:
+            raise ValueError(f"it begins as JSON and goes wrong at character {error.pos + 1}") from None
     return [] if text in ("", "none") else [part.strip() for part in text.split(",")]
 
 
+def _split_backends(value: object) -> object:
+    """As `_split`; one object alone is a list of one."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = f"[{value}]"
+    entries = _split(value)
+    for entry in entries if isinstance(entries, list | tuple) else ():
+        if not isinstance(entry, str | dict):
+            raise ValueError("each entry is a name, or a mapping with a kind and options")  # noqa: TRY004
+    return entries
+
+
+def _byte_count(value: object) -> object:
+    """`500 MB`, `1.5GiB` or a number of bytes as text."""
+    if not isinstance(value, str):
+        return value
+    size = _SIZE.fullmatch(value.strip())
+    if size is None:
+        raise ValueError("a number of bytes is needed, such as 500000000, 500 MB or 2 GiB")
+    number, prefix, binary = size.groups()
+    power = " KMGT".index(prefix.upper() or " ")
+    return int(float(number) * (1024 if binary else 1000) ** power) if power else int(number)
+
+
 StringList = Annotated[tuple[str, ...], BeforeValidator(_split)]
-BackendList = Annotated[tuple[str | dict[str, object], ...], BeforeValidator(_split)]
+BackendList = Annotated[tuple[str | dict[str, object], ...], BeforeValidator(_split_backends)]
+ByteCount = Annotated[int, BeforeValidator(_byte_count)]
+MaybeByteCount = Annotated[int | None, BeforeValidator(_byte_count)]
 PathPart = Annotated[str, Field(min_length=1, max_length=128)]
 
 
@@ -92,14 +126,14 @@ class Settings(BaseModel):
     stale_after_seconds: float = Field(
         300.0, gt=0, description="seconds without a sign of life until a run is stale"
     )
-    segment_bytes: int = Field(
+    segment_bytes: ByteCount = Field(
         64 * 1024 * 1024, ge=4096, description="bytes at which a journal segment is rotated"
     )
     backlog_records: int = Field(10_000, ge=0, description="records kept in memory while the disk refuses")
-    keep_bytes: int | None = Field(
+    keep_bytes: MaybeByteCount = Field(
         None, gt=0, description="bytes of a run's journal above which delivered segments are removed"
     )
-    max_bytes: int | None = Field(
+    max_bytes: MaybeByteCount = Field(
         None, gt=0, description="bytes of a run's journal above which undelivered ones are removed too"
     )
     system_seconds: float = Field(
@@ -108,6 +142,22 @@ class Settings(BaseModel):
     console: bool = Field(True, description="keep the lines of standard output and error in the journal")
     quiet: bool = Field(False, description="say nothing at the start of a run but warnings")
     redact: StringList = Field((), description="further key patterns whose values are masked in the config")
+
+
+class Backends(tuple[Written, ...]):
+    """Backends as they were written, in their order, and where each of them was."""
+
+    origins: tuple[str, ...]
+    #: Whether this process has rows sent to them. If not, what its environment lacks is no fault.
+    in_use: bool
+
+    def __new__(
+        cls, entries: Iterable[Written] = (), origins: str | Sequence[str] = "", *, in_use: bool = True
+    ) -> Self:
+        made = super().__new__(cls, entries)
+        made.origins = (origins,) * len(made) if isinstance(origins, str) else tuple(origins)
+        made.in_use = in_use
+        return made
 
 
 class Resolved(NamedTuple):
@@ -122,25 +172,88 @@ class _Given(NamedTuple):
     origin: str
 
 
+class _Layers(NamedTuple):
+    """What each place gives, by the setting's name."""
+
+    arguments: Mapping[str, _Given]
+    variables: Mapping[str, _Given]
+    dotenv: Mapping[str, _Given]
+    toml: Mapping[str, _Given]
+
+    def merged(self) -> dict[str, _Given]:
+        """For each setting the value that wins."""
+        given = {**self.toml, **self.dotenv, **self.variables, **self.arguments}
+        if "backends" in given:
+            given["backends"] = self.backends()[0]
+        return given
+
+    def backends(self) -> list[_Given]:
+        """All that is written about backends, the one that wins first."""
+        layers = (self.variables, self.dotenv, self.arguments, self.toml)
+        return [layer["backends"] for layer in layers if "backends" in layer]
+
+
 def resolve(arguments: Mapping[str, object] | None = None, start: Path | None = None) -> Resolved:
     """The settings for a process that was started in `start` (default: the working directory).
 
     An argument that is None counts as not given. Raises SettingsError naming the setting, its value and
     where the value came from.
     """
-    start = start or _working_folder()
-    given: dict[str, _Given] = {}
-    if start is not None:
-        given.update(_from_toml(start))
-        given.update(_from_dotenv(start))
-    given.update(_from_variables(os.environ, "the environment"))
-    backends = given.get("backends")
-    given.update(_from_arguments(arguments or {}))
-    if backends is not None and backends.origin.startswith(PREFIX):
-        given["backends"] = backends
+    layers = _layers(arguments or {}, start)
+    given = layers.merged()
     settings = _validated(given)
+    if "backends" in given:
+        backends = Backends(settings.backends, given["backends"].origin)
+        backends = with_options(backends, _validated_backends(backends, layers.backends()[1:]))
+        in_use = Backends(backends, backends.origins, in_use=settings.mode == "online")
+        settings = settings.model_copy(update={"backends": in_use})
     origins = {name: given[name].origin if name in given else "default" for name in Settings.model_fields}
     return Resolved(settings, origins)
+
+
+def resolve_backends(text: str, origin: str, start: Path | None = None) -> Backends:
+    """What the option of a command says of backends, written as in `NODETRACK_BACKENDS`, with the options
+    that the settings have for those that it only names. Raises SettingsError.
+    """
+    [named] = _validated_backends(None, [_Given(text, origin)])
+    return with_options(named, _validated_backends(named, _layers({}, start).backends()))
+
+
+def with_options(backends: Backends, others: Iterable[Backends]) -> Backends:
+    """The backends; a bare name stands for the options of the first of the others that has any for it."""
+    options: dict[str, tuple[Written, str]] = {}
+    for other in others:
+        for entry, origin in zip(other, other.origins, strict=True):
+            if isinstance(entry, Mapping) and isinstance(kind := entry.get("kind"), str):
+                options.setdefault(kind, (entry, f", with the options of {origin}" if origin else ""))
+    entries: list[Written] = []
+    origins: list[str] = []
+    for entry, origin in zip(backends, backends.origins, strict=True):
+        found, more = options.get(entry, (entry, "")) if isinstance(entry, str) else (entry, "")
+        entries.append(found)
+        origins.append(f"{origin}{more}")
+    return Backends(entries, origins)
+
+
+def _validated_backends(backends: Backends | None, given: Sequence[_Given]) -> list[Backends]:
+    """The backends of other places, looked at only where `backends` has a bare name."""
+    if backends is not None and not any(isinstance(entry, str) for entry in backends):
+        return []
+    return [Backends(_validated({"backends": each}).backends, each.origin) for each in given]
+
+
+def _layers(arguments: Mapping[str, object], start: Path | None) -> _Layers:
+    start = start or _working_folder()
+    toml = _from_toml(start) if start is not None else {}
+    dotenv = _from_dotenv(start) if start is not None else {}
+    return _Layers(_from_arguments(arguments), _from_variables(os.environ, "the environment"), dotenv, toml)
+
+
+def environment() -> dict[str, str]:
+    """This environment, and what `.env` in the working folder adds to it, as a delivery process has it."""
+    folder = _working_folder()
+    found = _dotenv_values(folder / ".env") if folder is not None else {}
+    return {**{name: value for name, value in found.items() if value is not None}, **os.environ}
 
 
 def _working_folder() -> Path | None:
@@ -169,7 +282,7 @@ def _validated(given: Mapping[str, _Given]) -> Settings:
         name = str(first["loc"][0])
         item = given[name]
         raise SettingsError(
-            f"The setting {name!r} cannot be {item.value!r} (from {item.origin}): {first['msg']}."
+            f"The setting {name!r} cannot be {shown(item.value, name)} (from {item.origin}): {reason(first)}."
         ) from None  # pydantic's own account of it says the same at length
 
 
@@ -202,12 +315,16 @@ def _from_variables(variables: Mapping[str, str | None], place: str) -> dict[str
 
 def _from_dotenv(start: Path) -> dict[str, _Given]:
     path = start / ".env"
+    return _from_variables(_dotenv_values(path), str(path))
+
+
+def _dotenv_values(path: Path) -> Mapping[str, str | None]:
     if not _is_file(path):
         return {}
     from dotenv import dotenv_values
 
     try:
-        return _from_variables(dotenv_values(path), str(path))
+        return dotenv_values(path)
     except (OSError, ValueError) as error:  # it may be another program's; ValueError: it is no UTF-8
         logger.debug("%s is passed over: %s.", path, error)
         return {}
@@ -250,16 +367,12 @@ def _known(table: Mapping[str, object], path: Path) -> dict[str, _Given]:
 
 
 def _hint(name: str) -> str:
-    near = _nearest(name)
+    near = nearest(name, Settings.model_fields)
     return f"; did you mean {near!r}?" if near else "."
 
 
 def _variable_hint(name: str) -> str:
     if name.startswith("hparams_"):
         return f"; did you mean {PREFIX}HPARAMS__ with two underscores?"
-    near = _nearest(name)
+    near = nearest(name, Settings.model_fields)
     return f"; did you mean {PREFIX}{near.upper()}?" if near else "."
-
-
-def _nearest(name: str) -> str:
-    return next(iter(difflib.get_close_matches(name, Settings.model_fields, n=1)), "")

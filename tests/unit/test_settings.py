@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodetrack.errors import SettingsError
-from nodetrack.settings import PREFIX, resolve
+from nodetrack.settings import PREFIX, Backends, resolve, resolve_backends
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,20 @@ def test_the_nearest_file_counts(tmp_path: Path) -> None:
         ("NODETRACK_FINISH_TIMEOUT", "-1", "greater than 0"),
         ("NODETRACK_PROJECT", "", "'project' cannot be ''"),
         ("NODETRACK_SEGMENT_BYTES", "1", "4096"),
-        ("NODETRACK_BACKENDS", "[log", "'backends' cannot be '[log'"),
+        (
+            "NODETRACK_BACKENDS",
+            "[log",
+            "'[log' (from NODETRACK_BACKENDS): it begins as JSON and goes wrong at",
+        ),
+        ("NODETRACK_BACKENDS", "[7]", "each entry is a name, or a mapping with a kind and options"),
+        ("NODETRACK_RANK", "first", "a whole number is needed"),
+        ("NODETRACK_CONSOLE", "maybe", "true or false is needed"),
+        (
+            "NODETRACK_MAX_BYTES",
+            "5 apples",
+            "a number of bytes is needed, such as 500000000, 500 MB or 2 GiB",
+        ),
+        ("NODETRACK_MAX_BYTES", "5,000", "a number of bytes is needed"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_place(
@@ -82,6 +95,62 @@ def test_a_wrong_value_is_named_with_its_place(
         resolve(start=tmp_path)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert "parse" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("NODETRACK_BACKENDS", '[{"kind": "influxdb", "token": "hunter2secret"'),
+        ("NODETRACK_BACKENDS", '[{"kind": "influxdb", "token": "hunter2secret'),
+        ("NODETRACK_BACKENDS", '[["http://admin:hunter2secret@127.0.0.1:8428"]]'),
+        ("NODETRACK_MODE", "http://admin:hunter2secret@127.0.0.1:8428"),
+    ],
+)
+def test_no_message_about_a_setting_tells_a_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError, match=f"from {variable}") as raised:
+        resolve(start=tmp_path)
+    assert "hunter2secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        ("5000", 5000),
+        ("500 MB", 500_000_000),
+        ("5GB", 5_000_000_000),
+        ("1.5 GiB", 1_610_612_736),
+        ("64k", 64_000),
+        (7000, 7000),
+    ],
+)
+def test_a_size_in_bytes_may_have_a_unit(tmp_path: Path, value: object, count: int) -> None:
+    settings = resolve({"keep_bytes": value, "max_bytes": value, "segment_bytes": value}, tmp_path).settings
+    assert (settings.keep_bytes, settings.max_bytes, settings.segment_bytes) == (count, count, count)
+
+
+def test_a_backend_that_is_only_named_has_the_options_of_the_layers_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml = [{"kind": "influxdb", "url": "http://toml"}, {"kind": "log", "level": "DEBUG"}]
+    text = ", ".join(
+        f'{{ kind = "{each["kind"]}", {list(each)[1]} = "{list(each.values())[1]}" }}' for each in toml
+    )
+    (tmp_path / "nodetrack.toml").write_text(f"backends = [{text}]\n")
+    argument = {"backends": [{"kind": "influxdb", "url": "http://argument"}, "log"]}
+    monkeypatch.setenv("NODETRACK_BACKENDS", "influxdb,log,null")
+    assert resolve({}, tmp_path).settings.backends == (*toml, "null")
+    assert resolve(argument, tmp_path).settings.backends == (argument["backends"][0], toml[1], "null")
+    assert resolve_backends("log", "--backends", tmp_path) == (toml[1],)
+    monkeypatch.setenv("NODETRACK_BACKENDS", '{"kind": "influxdb"}')
+    assert resolve(argument, tmp_path).settings.backends == ({"kind": "influxdb"},)
+    monkeypatch.delenv("NODETRACK_BACKENDS")
+    backends = resolve(argument, tmp_path).settings.backends
+    assert isinstance(backends, Backends)
+    assert backends.origins == ("argument", f"argument, with the options of {tmp_path / 'nodetrack.toml'}")
 
 
 def test_a_mistyped_variable_is_warned_of(

@@ -7,15 +7,21 @@ names are kinds and whose objects are `Backend` subclasses.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
 from nodetrack.backends.base import Backend, BackendConfig
 from nodetrack.errors import BackendError, MissingExtraError, SettingsError, UnknownBackendError
+from nodetrack.invalid import nearest, reason, shown
+from nodetrack.redact import MASK, redact_text
+from nodetrack.settings import Backends, Written, environment
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 ENTRY_POINTS: Final = "nodetrack.backends"
 #: kind → module and class. The module is imported when the kind is asked for, its SDK when it is opened.
@@ -31,20 +37,46 @@ _OURS: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def parse_backends(backends: Iterable[str | Mapping[str, object]]) -> dict[str, BackendConfig]:
+class Entry(NamedTuple):
+    """One backend as it was written; `origin` is where, "" if nobody knows."""
+
+    kind: str
+    options: Mapping[str, object]
+    origin: str
+
+
+def parse_backends(backends: Iterable[Written]) -> dict[str, BackendConfig]:
     """The configs by kind. Raises UnknownBackendError for a kind that is not known, SettingsError for a wrong
     option or a kind named twice, MissingExtraError where the SDK is not installed.
+
+    A config is validated with the context `variables`: the environment of the delivery process. It may refuse
+    what lacks something there. Backends that are not in use are validated without a context.
     """
-    configs: dict[str, BackendConfig] = {}
-    for written in backends:
-        options = {"kind": written} if isinstance(written, str) else dict(written)
+    in_use = backends.in_use if isinstance(backends, Backends) else True
+    context = {"variables": environment()} if in_use else None
+    return {entry.kind: _parse(entry, context) for entry in entries_of(backends)}
+
+
+def entries_of(backends: Iterable[Written]) -> Iterator[Entry]:
+    """Each backend with its kind, whatever its options are and whether or not its SDK is there. Raises
+    UnknownBackendError, and SettingsError for a backend without a kind or one that is named twice.
+    """
+    backends = backends if isinstance(backends, Backends) else Backends(backends)
+    seen = set()
+    for written, origin in zip(backends, backends.origins, strict=True):
+        options = {"kind": written} if isinstance(written, str) else written
         kind = options.get("kind")
         if not isinstance(kind, str):
-            raise UnknownBackendError(str(kind), known_kinds())
-        if kind in configs:
-            raise SettingsError(f"The backend {kind!r} is named twice in backends: name it once.")
-        configs[kind] = _parse(kind, options)
-    return configs
+            raise SettingsError(
+                f"A backend with the options ({', '.join(map(str, options))}){_from(origin)} has no kind "
+                f"that is a name: add `kind`, one of {', '.join(known_kinds())}."
+            )
+        if kind not in _OURS and kind not in _plug_ins():
+            raise UnknownBackendError(kind, known_kinds(), _place(origin))
+        if kind in seen:
+            raise SettingsError(f"The backend {kind!r} is named twice{_from(origin)}: name it once.")
+        seen.add(kind)
+        yield Entry(kind, options, origin)
 
 
 def build_backend(config: BackendConfig) -> Backend[Any]:
@@ -111,20 +143,44 @@ def _origin(entry_point: metadata.EntryPoint) -> str:
     return f"{package} ({entry_point.value})"
 
 
-def _parse(kind: str, options: Mapping[str, object]) -> BackendConfig:
-    config_class = backend_class(kind).config_class
-    require_sdk(kind)
+def _parse(entry: Entry, context: Mapping[str, object] | None) -> BackendConfig:
+    config_class = backend_class(entry.kind).config_class
+    require_sdk(entry.kind)
     try:
-        return config_class.model_validate(options)
+        return config_class.model_validate(entry.options, context=context)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "options"
-        if first["type"] == "extra_forbidden":  # its value may be a secret under a misspelt name
-            known = ", ".join(config_class.model_fields)
-            raise SettingsError(f"The backend {kind!r} has no option {place!r}; it has {known}.") from None
-        shown = "***" if place in _secret_fields(config_class) else repr(first["input"])
-        raise SettingsError(f"The backend {kind!r} cannot take {place}={shown}: {first['msg']}.") from None
+        raise SettingsError(_refusal(entry, config_class, error.errors()[0])) from None
 
 
-def _secret_fields(config_class: type[BackendConfig]) -> set[str]:
+def _refusal(entry: Entry, config_class: type[BackendConfig], error: ErrorDetails) -> str:
+    """What is wrong with an option, in a sentence. Its value may be a secret, under a misspelt name too."""
+    backend, place = f"The backend {entry.kind!r}", ".".join(map(str, error["loc"]))
+    origin = _from(entry.origin)
+    if error["type"] == "missing":
+        field = config_class.model_fields.get(place)
+        meaning = f": {field.description}" if field is not None and field.description else ""
+        return f"{backend} needs the option {place!r}{origin}{meaning}."
+    if error["type"] == "extra_forbidden":
+        near = nearest(place, config_class.model_fields)
+        question = f" Did you mean {near!r}?" if near else ""
+        known = ", ".join(config_class.model_fields)
+        return f"{backend} has no option {place!r}{origin}; it has {known}.{question}"
+    if not place:
+        return f"{backend} cannot be used like this{origin}: {reason(error)}."
+    value, words = shown(error["input"], place), reason(error)
+    if not secret_options(config_class).isdisjoint(map(str, error["loc"])):
+        value, words = MASK, words.replace(str(error["input"]) or MASK, MASK)
+    return redact_text(f"{backend} cannot take {place}={value}{origin}: {words}.")
+
+
+def secret_options(config_class: type[BackendConfig]) -> set[str]:
+    """The options that hold secrets, whatever they are called."""
     return {name for name, field in config_class.model_fields.items() if "SecretStr" in str(field.annotation)}
+
+
+def _from(origin: str) -> str:
+    return f" (from {origin})" if origin else ""
+
+
+def _place(origin: str) -> str:
+    return f"the {origin} backends" if origin == "argument" else origin

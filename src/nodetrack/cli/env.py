@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
 import typer
 from rich.text import Text
 
-from nodetrack.backends.factory import backend_class, kind_of, parse_backends
+from nodetrack.backends.factory import backend_class, entries_of
 from nodetrack.cli.command import AsJson, ends_well, note
 from nodetrack.cli.strict_json import json_line, json_text
-from nodetrack.cli.sync_jobs import take_variables_from_dotenv, written_backends
+from nodetrack.cli.sync_jobs import configured_backends, take_variables_from_dotenv, written_backends
 from nodetrack.cli.terminal import console, print_table, table
 from nodetrack.errors import UsageError
-from nodetrack.settings import PREFIX, resolve
+from nodetrack.settings import PREFIX, Backends
 
 _BACKENDS: Final = f"{PREFIX}BACKENDS"
 
-Backends = Annotated[
+Chosen = Annotated[
     str | None,
     typer.Option(
         metavar="A,B,…",
@@ -45,13 +45,13 @@ class Variable(msgspec.Struct, frozen=True):
 
 
 @ends_well
-def env(backends: Backends = None, show: Show = False, as_json: AsJson = False) -> None:
+def env(backends: Chosen = None, show: Show = False, as_json: AsJson = False) -> None:
     """Print the variables that a launched job needs for its backends, and which of them are not set here.
 
     Without --show no value is printed. What is not set may not be needed: see the backend's page.
     """
     written = written_backends(backends)
-    entries = written if written is not None else resolve().settings.backends
+    entries = written if written is not None else configured_backends()
     if not entries:
         raise UsageError("No backend is chosen: name some with --backends or NODETRACK_BACKENDS.")
     variables = _variables(entries)
@@ -69,14 +69,15 @@ def env(backends: Backends = None, show: Show = False, as_json: AsJson = False) 
         _print(variables)
 
 
-def _variables(entries: Sequence[str | Mapping[str, object]]) -> list[Variable]:
-    """All variables in the order of the backends, each once."""
+def _variables(entries: Backends) -> list[Variable]:
+    """All variables in the order of the backends, each once. Neither options nor an SDK are needed for that:
+    the job may have them, and not this machine.
+    """
     names_only = all(isinstance(entry, str) for entry in entries)
     value = ",".join(map(str, entries)) if names_only else json_line(list(entries))
     found = {_BACKENDS: Variable(_BACKENDS, None, True, value)}
     take_variables_from_dotenv(entries)  # a node reads the file as well: what stands there counts as set
-    for config in parse_backends(entries).values():
-        kind = kind_of(config)
+    for kind, _, _ in entries_of(entries):
         backend = backend_class(kind)
         values = backend.forward_env()
         for name in dict.fromkeys([*backend.variables, *values]):

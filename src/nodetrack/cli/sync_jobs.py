@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,12 +16,21 @@ from nodetrack.cli.command import find_run, note
 from nodetrack.cli.terminal import counted
 from nodetrack.delivery.account import has_grown_beyond
 from nodetrack.errors import NodetrackError, RunNotFoundError, UsageError
+from nodetrack.invalid import reason, shown
 from nodetrack.journal.cursor import read_cursors
 from nodetrack.journal.folder import RunFolder, TrackingFolder
 from nodetrack.journal.recover import attempt_folders, attempt_number, recover
-from nodetrack.settings import BackendList, resolve
+from nodetrack.settings import (
+    BackendList,
+    Backends,
+    Written,
+    environment,
+    resolve,
+    resolve_backends,
+    with_options,
+)
 
-Written = str | Mapping[str, object]
+__all__ = ["Written"]
 
 
 class Job(NamedTuple):
@@ -55,7 +64,7 @@ class Planner:
         self.unusable = 0
         self._tracking, self._names, self._project = tracking, names, project
         self._written = written_backends(given)
-        self._configured = resolve().settings.backends
+        self._configured = Backends() if given is not None else configured_backends()
         self._attempts = attempts
         self._known: set[Path] = set()
 
@@ -101,18 +110,19 @@ class Planner:
         """
         recorded = {kind: cursor.config for kind, cursor in read_cursors(run.folder).items()}
         asked_for = self._configured if self._written is None else self._written
-        if not asked_for and not recorded:
+        sent_before = Backends(recorded.values(), f"an earlier time that {run.id} was sent")
+        if not asked_for and not sent_before:
             return None
-        entries = [*_with_options(asked_for or tuple(recorded.values()), self._configured, recorded)]
+        entries = with_options(asked_for, [sent_before]) if asked_for else sent_before
         take_variables_from_dotenv(entries)
         parsed = parse_backends(entries).values() if asked_for else self._recorded_configs(entries)
         is_named = self._written is not None
         return [config for config in parsed if _is_delivered_to(config, is_named=is_named)]
 
-    def _recorded_configs(self, entries: Sequence[Written]) -> Iterator[BackendConfig]:
-        for entry in entries:
+    def _recorded_configs(self, entries: Backends) -> Iterator[BackendConfig]:
+        for entry, origin in zip(entries, entries.origins, strict=True):
             try:
-                yield from parse_backends([entry]).values()
+                yield from parse_backends(Backends([entry], origin)).values()
             except NodetrackError as error:  # the others are sent all the same
                 self.unusable += 1
                 note(str(error))
@@ -181,26 +191,26 @@ def _check_attempts(wanted: Sequence[str], runs: Sequence[RunFolder]) -> None:
 # -- backends ------------------------------------------------------------------------------------------
 
 
-def written_backends(given: str | None) -> tuple[Written, ...] | None:
-    """What `--backends` says: names, or JSON with options. Raises UsageError."""
+def written_backends(given: str | None) -> Backends | None:
+    """What `--backends` says, names or JSON with options, with the options that the settings have for a name.
+    Raises UsageError.
+    """
     if given is None:
         return None
-    text = f"[{given}]" if given.lstrip().startswith("{") else given
     try:
-        return TypeAdapter(BackendList).validate_python(text)
-    except (ValidationError, ValueError):
+        TypeAdapter(BackendList).validate_python(given)
+    except ValidationError as error:
         raise UsageError(
-            f"--backends takes names (a,b) or a JSON list of them and of objects, not {given!r}."
+            f"--backends takes names (a,b) or a JSON list of them and of objects, not {shown(given)}: "
+            f"{reason(error.errors()[0])}."
         ) from None
+    return resolve_backends(given, "--backends")
 
 
-def _with_options(
-    entries: Sequence[Written], configured: Sequence[Written], recorded: Mapping[str, Mapping[str, Any]]
-) -> Iterator[Written]:
-    """A bare name stands for the options that the settings have for it, else for those it was sent with."""
-    options = {str(entry.get("kind")): entry for entry in configured if isinstance(entry, Mapping)}
-    for entry in entries:
-        yield options.get(entry) or recorded.get(entry) or entry if isinstance(entry, str) else entry
+def configured_backends() -> Backends:
+    """Those of `NODETRACK_BACKENDS` or the setting, with the place that each is from."""
+    backends = resolve().settings.backends
+    return backends if isinstance(backends, Backends) else Backends(backends)
 
 
 def _is_delivered_to(config: BackendConfig, *, is_named: bool) -> bool:
@@ -226,14 +236,9 @@ def _name(run: RunFolder) -> str:
 
 def take_variables_from_dotenv(entries: Sequence[Written]) -> None:
     """Credentials may stand in `.env`: what the backends read is set, unless it is already."""
-    from dotenv import dotenv_values
-
-    try:
-        values = dotenv_values(".env")
-    except (OSError, ValueError):  # another program's, or no UTF-8
-        return
+    values = environment()
     kinds = {entry if isinstance(entry, str) else str(entry.get("kind")) for entry in entries}
     for kind in kinds.intersection(known_kinds()):
         for name in backend_class(kind).variables:
             if values.get(name):
-                os.environ.setdefault(name, str(values[name]))
+                os.environ.setdefault(name, values[name])

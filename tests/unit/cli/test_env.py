@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nodetrack.backends import factory
+
 if TYPE_CHECKING:
     from tests.servers.plugin import Jsonlines
 
@@ -90,12 +92,29 @@ def test_what_stands_in_dotenv_counts_and_the_environment_wins(
     assert lines[1:] == ["export WANDB_API_KEY=dotenv", "export WANDB_ENTITY=environment"]
 
 
+def test_neither_options_nor_an_sdk_are_needed(
+    lab: Lab, jsonlines: Jsonlines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine that launches a job need not be one that could log."""
+    monkeypatch.setattr(factory, "find_spec", lambda name: None)
+    assert jsonlines.path  # the plug-in needs its option `path`
+    lines = lab.out("env", "--backends", "aim,mlflow,wandb,jsonlines").splitlines()[2:]
+    assert {line.split()[0] for line in lines} >= {"WANDB_API_KEY", "MLFLOW_TRACKING_URI", "JSONLINES_TOKEN"}
+
+
+def test_a_name_stands_for_the_options_of_the_settings(lab: Lab) -> None:
+    Path("nodetrack.toml").write_text('backends = [{ kind = "log", level = "DEBUG" }]\n')
+    [line] = lab.out("env", "--backends", "log", "--show").splitlines()
+    assert line == """export NODETRACK_BACKENDS='[{"kind":"log","level":"DEBUG"}]'"""
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ((), "No backend is chosen"),
         (("--backends", "nope"), "There is no backend named 'nope'"),
         (("--backends", "{"), "--backends takes names"),
+        (("--backends", "[7]"), "each entry is a name, or a mapping with a kind and options"),
     ],
 )
 def test_what_cannot_be_answered_is_one_sentence(lab: Lab, arguments: tuple[str, ...], words: str) -> None:

@@ -71,6 +71,16 @@ def test_the_settings_say_where_to(lab: Lab, jsonlines: Jsonlines, monkeypatch: 
     assert steps(jsonlines) == list(range(10))
 
 
+def test_a_name_has_the_options_of_the_settings_whatever_the_variable_says(
+    lab: Lab, jsonlines: Jsonlines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt(lab, range(10))
+    Path("nodetrack.toml").write_text(f'backends = [{{ kind = "jsonlines", path = "{jsonlines.path}" }}]\n')
+    monkeypatch.setenv("NODETRACK_BACKENDS", "tensorboard")
+    lab.out("sync", "--backends", "jsonlines")
+    assert steps(jsonlines) == list(range(10))
+
+
 def test_where_nothing_says_where_to_it_is_wrong_usage(lab: Lab) -> None:
     attempt(lab, range(10))
     result = lab.run("sync")
