@@ -11,10 +11,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationInfo, model_validator
 
 from nodetrack.backends._mlflow_names import new_params, short
 from nodetrack.backends._mlflow_parcel import Parcel
@@ -58,6 +58,13 @@ class MlflowConfig(BackendConfig):
     token: SecretStr | None = Field(None, description="else MLFLOW_TRACKING_TOKEN")
     timeout_seconds: int = Field(30, ge=1, description="seconds that one request may take once it is open")
     batch_rows: int = Field(200, ge=1, description="records sent at once, at most")
+
+    @model_validator(mode="after")
+    def _has_address(self, info: ValidationInfo) -> Self:
+        """Said at the start, and not by the delivery process. The context is that of `parse_backends`."""
+        if info.context and not (self.tracking_uri or info.context["variables"].get("MLFLOW_TRACKING_URI")):
+            raise ValueError("it has no address, so give it tracking_uri, or set MLFLOW_TRACKING_URI")
+        return self
 
     def uri(self) -> str:
         """The tracking URI, with whatever password somebody wrote into it; "" if there is none."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import nodetrack
 from nodetrack.backends._mlflow_names import (
     CUT_NAME_TAG,
     INFINITE,
@@ -22,9 +24,10 @@ from nodetrack.backends._mlflow_names import (
     short,
 )
 from nodetrack.backends.base import RunInfo
-from nodetrack.backends.factory import build_backend, parse_backends
+from nodetrack.backends.factory import parse_backends
 from nodetrack.backends.mlflow import MlflowBackend, MlflowConfig
-from nodetrack.errors import BackendRefusedError
+from nodetrack.errors import BackendRefusedError, SettingsError
+from nodetrack.journal.folder import TrackingFolder
 from nodetrack.naming import join, latest
 
 _RUN = RunInfo(project="p", run="r", attempt="0001-aaaa", version="0.1.0", role="miner", uid="7")
@@ -171,8 +174,27 @@ def test_no_secret_is_in_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_address_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """MLflow's own default would be a folder wherever the delivery process happens to be."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(
+        SettingsError, match="no address, so give it tracking_uri, or set MLFLOW_TRACKING_URI"
+    ):
+        parse_backends(["mlflow"])
     with pytest.raises(BackendRefusedError, match="give it tracking_uri, or set MLFLOW_TRACKING_URI"):
-        build_backend(parse_backends(["mlflow"])["mlflow"]).open(_RUN)
+        MlflowBackend(MlflowConfig()).open(_RUN)
+
+
+def test_without_an_address_no_attempt_begins_and_nothing_is_missing_where_nothing_is_sent(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(SettingsError, match=r"'mlflow' cannot be used like this \(from argument\)"):
+        nodetrack.init("p", dir=tmp_path, backends=["mlflow"], quiet=True)
+    assert TrackingFolder(tmp_path).runs("p") == []
+    nodetrack.init("p", dir=tmp_path, backends=["mlflow"], mode="offline", quiet=True).finish()
+
+
+def test_the_address_may_stand_in_dotenv() -> None:
+    """The delivery process reads it too."""
+    Path(".env").write_text("MLFLOW_TRACKING_URI=http://127.0.0.1:1\n")
+    assert list(parse_backends(["mlflow"])) == ["mlflow"]
 
 
 def test_the_small_package_names_what_a_database_needs(monkeypatch: pytest.MonkeyPatch) -> None:
