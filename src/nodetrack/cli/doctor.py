@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -17,12 +19,18 @@ import typer
 from rich.text import Text
 
 import nodetrack
+from nodetrack.backends._wandb_lineage import WandbConfig
+from nodetrack.backends.base import BackendConfig
+from nodetrack.backends.factory import backend_class, kind_of, parse_backends, secret_options
 from nodetrack.cli.command import FOUND_WRONG, AsJson, Folder, ends_well
 from nodetrack.cli.strict_json import json_line, json_text
+from nodetrack.cli.sync_jobs import take_variables_from_dotenv
 from nodetrack.cli.terminal import console, print_table, printable, table
+from nodetrack.errors import NodetrackError
+from nodetrack.identity.wandb_verifier import has_credentials
 from nodetrack.journal.folder import TrackingFolder
-from nodetrack.redact import redact
-from nodetrack.settings import Settings, resolve
+from nodetrack.redact import MASK, redact, redact_text, secrecy_of
+from nodetrack.settings import Backends, Settings, Written, resolve
 
 #: What a node started here would be told. This process would be told of nodetrack, whose program it runs.
 _FIND_VERSION = """
@@ -49,6 +57,17 @@ class ExtraReport(msgspec.Struct, frozen=True):
     version: str | None
 
 
+class BackendReport(msgspec.Struct, frozen=True):
+    """A backend that rows are to go to, and whether a node could begin with it."""
+
+    backend: str
+    origin: str
+    #: Why a node could not begin with it; None when it could.
+    problem: str | None
+    #: Variables for credentials, when none is set and no option holds any. Not every service needs one.
+    unset: list[str]
+
+
 class DoctorReport(msgspec.Struct, frozen=True):
     """What `doctor --json` prints."""
 
@@ -64,26 +83,30 @@ class DoctorReport(msgspec.Struct, frozen=True):
     #: The version that a script started in the working folder would have, and where it is found.
     version: SettingReport
     extras: list[ExtraReport]
+    backends: list[BackendReport]
 
 
 @ends_well
 def doctor(folder: Folder = None, as_json: AsJson = False) -> None:
-    """Print every setting with its origin, the versions that are installed, and the state of the folder.
+    """Print every setting with its origin, the versions that are installed, the state of the folder, and what
+    is wrong with the backends. No service is asked.
 
-    Exit code 1 when the folder cannot be written.
+    Exit code 1 when the folder cannot be written, or a backend cannot be used as it is set up.
     """
     report = _examine(folder)
     if as_json:
         typer.echo(json_text(msgspec.to_builtins(report)))
     else:
         _print(report)
-    if report.folder_problem:
+    if report.folder_problem or any(backend.problem for backend in report.backends):
         raise typer.Exit(FOUND_WRONG)
 
 
 def _examine(folder: Path | None) -> DoctorReport:
     resolved = resolve({"dir": folder})
     values = redact(resolved.settings.model_dump(mode="json"), resolved.settings.redact)
+    backends = resolved.settings.backends
+    values["backends"] = [_without_secrets(entry, resolved.settings.redact) for entry in backends]
     place = resolved.settings.dir
     return DoctorReport(
         nodetrack=nodetrack.__version__,
@@ -96,7 +119,50 @@ def _examine(folder: Path | None) -> DoctorReport:
         settings={name: SettingReport(value, resolved.origins[name]) for name, value in values.items()},
         version=_found_version(resolved.settings, resolved.origins["version"]),
         extras=_extras(),
+        backends=_judged(backends),
     )
+
+
+def _judged(backends: Sequence[Written]) -> list[BackendReport]:
+    """Each backend alone, so that all that is wrong is told at once."""
+    if not isinstance(backends, Backends):
+        return []
+    reports: list[BackendReport] = []
+    for entry, origin in zip(backends, backends.origins, strict=True):
+        kind = str(entry if isinstance(entry, str) else entry.get("kind"))
+        alone = Backends([entry], origin, in_use=backends.in_use)
+        problem, unset = None, list[str]()
+        try:
+            take_variables_from_dotenv(alone)
+            unset = _unset_credentials(*parse_backends(alone).values())
+            if kind in [report.backend for report in reports]:
+                problem = f"The backend {kind!r} is named twice (from {origin}): name it once."
+            elif kind == "wandb" and unset and backends.in_use:
+                problem = "W&B has no credentials: set WANDB_API_KEY or run `wandb login`."
+        except NodetrackError as error:
+            problem = redact_text(str(error))
+        reports.append(BackendReport(redact_text(kind), origin, problem, unset))
+    return reports
+
+
+def _unset_credentials(config: BackendConfig) -> list[str]:
+    """See BackendReport."""
+    variables = [name for name in backend_class(kind_of(config)).variables if secrecy_of(name)]
+    given = any(getattr(config, name) is not None for name in secret_options(type(config)))
+    if given or any(os.environ.get(name) for name in variables):
+        return []
+    if isinstance(config, WandbConfig) and (config.offline or has_credentials()):
+        return []
+    return variables
+
+
+def _without_secrets(entry: Written, keys: Sequence[str]) -> object:
+    """What holds a secret for the backend is masked too, whatever it is called."""
+    options = {"kind": entry} if isinstance(entry, str) else entry
+    with contextlib.suppress(NodetrackError):  # it is judged below
+        secret = secret_options(backend_class(str(options.get("kind"))).config_class)
+        options = {name: MASK if name in secret else value for name, value in options.items()}
+    return redact_text(entry) if isinstance(entry, str) else redact(options, keys)
 
 
 def _found_version(settings: Settings, origin: str) -> SettingReport:
@@ -157,7 +223,13 @@ def _print(report: DoctorReport) -> None:
     for extra in report.extras:
         version = extra.version or Text(f"not installed: pip install 'nodetrack[{extra.extra}]'", style="dim")
         extras.add_row(extra.extra, extra.package, version)
-    for listed in (settings, extras):
+    backends = table("backend", "from~", "state~")
+    for backend in report.backends:
+        state = Text(backend.problem, style="red") if backend.problem else Text("can be used as it is set up")
+        if backend.unset and not backend.problem:
+            state = Text(f"can be used if the service needs none of {', '.join(backend.unset)}: not set here")
+        backends.add_row(printable(backend.backend), printable(backend.origin), state)
+    for listed in (settings, extras, *([backends] if report.backends else [])):
         screen.print()
         print_table(screen, listed)
 

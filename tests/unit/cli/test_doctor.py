@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -13,9 +14,13 @@ import msgspec
 import pytest
 
 import nodetrack
+from nodetrack.backends import factory
+from nodetrack.cli import doctor
 from nodetrack.settings import Settings
 
 if TYPE_CHECKING:
+    from tests.servers.plugin import Jsonlines
+
     from conftest import Lab
 
 
@@ -54,8 +59,6 @@ def test_versions_and_extras_are_shown(lab: Lab) -> None:
 
 
 def test_an_extra_that_is_missing_is_shown_as_missing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nodetrack.cli import doctor
-
     monkeypatch.setattr(
         doctor.metadata, "requires", lambda _: ['no-such-package>=1; extra == "imagined"', "rich>=13"]
     )
@@ -119,3 +122,58 @@ def test_a_folder_that_cannot_be_made_is_found_wrong(lab: Lab) -> None:
     assert result.exit_code == 1
     assert f"{Path('taken').absolute()} is no folder" in result.stdout
     assert list(Path().iterdir()) == [Path("taken")]
+
+
+def judged(lab: Lab, backends: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict[str, str | None]]:
+    """The exit code, and what is wrong by backend. The page says the same as the JSON."""
+    monkeypatch.setenv("NODETRACK_BACKENDS", backends)
+    result = lab.run("doctor", "--json")
+    problems = {each["backend"]: each["problem"] for each in json.loads(result.stdout)["backends"]}
+    page = lab.run("doctor")
+    assert page.exit_code == result.exit_code
+    for problem in filter(None, problems.values()):
+        assert problem in page.stdout
+    return result.exit_code, problems
+
+
+def test_backends_that_can_be_used_are_fine(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged(lab, "log,null", monkeypatch) == (0, {"log": None, "null": None})
+    assert judged(lab, "none", monkeypatch) == (0, {})
+
+
+def test_all_that_is_wrong_with_backends_is_found_at_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = ["tensorbord", {"kind": "log", "levl": "DEBUG"}, {"kind": "aim"}, "mlflow", "log", "null"]
+    code, problems = judged(lab, json.dumps(written), monkeypatch)
+    assert code == 1
+    assert "Did you mean 'tensorboard'? The name comes from NODETRACK_BACKENDS." in problems["tensorbord"]
+    assert "needs the option 'repo'" in problems["aim"]
+    assert "MLFLOW_TRACKING_URI" in problems["mlflow"]
+    assert "'log' is named twice" in problems["log"]
+    assert problems["null"] is None
+
+
+def test_a_missing_package_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factory, "find_spec", lambda name: None)
+    code, problems = judged(lab, "tensorboard", monkeypatch)
+    assert code == 1
+    assert "pip install 'nodetrack[tensorboard]'" in problems["tensorboard"]
+
+
+def test_missing_credentials_are_found(lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """W&B lets nobody in without; of an InfluxDB server only the server knows."""
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, problems = judged(lab, "wandb", monkeypatch)
+    assert (code, problems["wandb"]) == (1, "W&B has no credentials: set WANDB_API_KEY or run `wandb login`.")
+    assert judged(lab, "influxdb", monkeypatch) == (0, {"influxdb": None})
+    assert "INFLUXDB_TOKEN, INFLUXDB_V2_TOKEN: not set here" in lab.out("doctor")
+    Path(".env").write_text("WANDB_API_KEY=0123456789012345678901234567890123456789\n")
+    assert judged(lab, "wandb", monkeypatch) == (0, {"wandb": None})
+
+
+def test_a_plug_ins_secret_is_masked_whatever_it_is_called(
+    lab: Lab, jsonlines: Jsonlines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "secret_options", lambda _: {"path"})
+    monkeypatch.setenv("NODETRACK_BACKENDS", json.dumps([jsonlines.config]))
+    assert str(jsonlines.path) not in lab.out("doctor") + lab.out("doctor", "--json")
