@@ -26,9 +26,10 @@ class BackendLock:
             return False
         except OSError:  # a file server without locks: two senders repeat rows, none costs them all
             pass
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
         self._fd = fd
+        with contextlib.suppress(OSError):  # a full disk: the lock holds, only its owner has no name
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
         return True
 
     def owner(self) -> int | None:

@@ -25,6 +25,8 @@ from nodetrack.records import JsonValue, Mark, Record, RunEdited
 
 #: All folders are looked through again so often; in between only attempts that are being written are.
 _LOOK_SECONDS: Final = 60.0
+#: The folders of attempts that grow are listed so often while there is something to send.
+_GLANCE_SECONDS: Final = 0.5
 #: An attempt whose files have not grown for so long is not being written, until a look finds otherwise.
 _LIVELY_SECONDS: Final = 600.0
 _LEAST_BLOCK_BYTES: Final = 64 * 1024
@@ -55,7 +57,7 @@ class Source:
         self._only = attempts
         self._segments: dict[Path, _Segment] = {}
         self._infos: dict[str, _AttemptInfo] = {}
-        self._looked = -_LOOK_SECONDS
+        self._looked = self._glanced = -_LOOK_SECONDS
         #: Attempts by name: those that have been looked into, and those that may get new segments.
         self._known: set[str] = set()
         self._lively: set[str] = set()
@@ -75,10 +77,19 @@ class Source:
         """
         if not same_round:
             self._read_to_end.clear()
-        self._look(all_attempts=look or time.monotonic() - self._looked > _LOOK_SECONDS)
+        glance = look or time.monotonic() - self._glanced > _GLANCE_SECONDS
+        if glance:
+            self._look(all_attempts=look or time.monotonic() - self._looked > _LOOK_SECONDS)
         if look:
             for segment in self._segments.values():
                 segment.look_again()
+        taken = self._take_next(records, size)
+        if taken is None and not glance:  # folders are not listed for every batch of a long backlog
+            self._look(all_attempts=False)
+            taken = self._take_next(records, size)
+        return taken
+
+    def _take_next(self, records: int, size: int) -> Taken | None:
         for segment in self._in_turn():
             if segment.writer not in self._read_to_end and segment.has_grown():
                 taken = self._take(segment, records, size)
@@ -116,8 +127,9 @@ class Source:
         one that grows. Segments that have been sent to their end, and grow no more, are not kept.
         """
         folders = self._attempt_folders()
+        self._glanced = time.monotonic()
         if all_attempts:
-            self._looked = time.monotonic()
+            self._looked = self._glanced
             self._lively.clear()
         self._lively.update(folder.name for folder in folders[-1:])
         for folder in folders:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import msgspec
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
@@ -24,8 +24,10 @@ from nodetrack.delivery.connection import describe_failure
 from nodetrack.delivery.lock import BackendLock
 from nodetrack.delivery.quarantine import Quarantine
 from nodetrack.delivery.source import Source, Taken, has_all
-from nodetrack.errors import BackendRefusedError, BatchRejectedError
+from nodetrack.delivery.spec import revealed
+from nodetrack.errors import BackendRefusedError, BatchRejectedError, describe
 from nodetrack.journal.cursor import CURSORS, BackendState, Cursor, CursorFile
+from nodetrack.machine import encodable
 from nodetrack.records import Record, Row
 
 #: waiting: another process has the backend. done: everything that there is has been sent.
@@ -36,6 +38,8 @@ _Sent: TypeAlias = tuple[Taken, list[tuple[Record, str]]]
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 60.0
 _LONGEST_PAUSE_AT_THE_END_SECONDS: Final = 2.0
+#: A service may ask for more, by mistake or malice, and is asked again after so long.
+_LONGEST_ASKED_SECONDS: Final = 3600.0
 _LOCK_POLL_SECONDS: Final = 0.2
 #: After so many failures in a row the backend is closed and opened anew.
 _FAILURES_TO_REOPEN: Final = 3
@@ -82,7 +86,8 @@ class Worker:
         self._file = CursorFile(run_folder, kind)
         self._lock = BackendLock(run_folder / CURSORS / f"{kind}.lock")
         self._quarantine = Quarantine(run_folder, kind)
-        self._cursor = Cursor(backend=kind, destination=backend.config.destination())
+        self._destination = encodable(backend.config.destination())
+        self._cursor = Cursor(backend=kind, destination=self._destination)
         self._cursor_lock = threading.Lock()
         self._run_folder, self._project, self._attempts = run_folder, project, attempts
         self._own_attempt = own_attempt
@@ -136,35 +141,57 @@ class Worker:
         return self._lock.owner() if self._state == "waiting" else None
 
     def offset(self, attempt: str, segment_name: str) -> int | None:
-        """How far the backend has come in a segment; None before the worker has its cursor."""
-        if not self._has_cursor or self._state == "starting":
-            return None
+        """How far the backend has come in a segment; None while the cursor is not the worker's."""
         with self._cursor_lock:
+            if not self._has_cursor:
+                return None
             return self._cursor.progress(attempt, segment_name).offset
 
-    def note_lost(self, attempt: str, segment_name: str, writer: int, rows: int) -> None:
-        """So many rows of a segment were removed from the journal before the backend had them."""
+    def note_lost(self, attempt: str, segment_name: str, writer: int, rows: int) -> bool:
+        """So many rows of a segment are removed from the journal before the backend had them. False if that
+        cannot be noted: the cursor is another process's by now.
+        """
         with self._cursor_lock:
+            if not self._has_cursor:
+                return False
             entry = self._cursor.progress(attempt, segment_name)
             entry.writer = writer
             entry.lost += rows
-        self._save()
+        return self._save()
 
     # -- the thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            if self._have_lock():
-                self._feed()
-        except Exception as error:  # a fault of ours: the others go on, and this one says so
-            _log.exception("Delivery to %s ended by a fault", self.kind)
-            self._enter("down", f"delivery ended by a fault: {type(error).__name__}: {error}")
+            while not self._stopping.is_set():
+                try:
+                    if self._have_lock():
+                        self._feed()
+                except Exception as error:  # a fault of ours: the others go on, and this one begins again
+                    _log.exception("Delivery to %s stumbled", self.kind)
+                    self._enter("down", f"delivery stumbled, and begins again ({describe(error)})")
+                    self._leave()
+                    self._rest()
+                else:
+                    return
         finally:
-            self._close()
-            self._lock.release()
+            self._leave()
+
+    def _leave(self) -> None:
+        """Close the backend, and let go of the cursor before another process can have it."""
+        self._close()
+        self._held.clear()
+        with self._cursor_lock:
+            self._has_cursor = False
+        self._lock.release()
+
+    def _rest(self) -> None:
+        at_the_end = self._draining.is_set()
+        self._awake.wait(_LONGEST_PAUSE_AT_THE_END_SECONDS if at_the_end else _LONGEST_PAUSE_SECONDS)
+        self._awake.clear()
 
     def _have_lock(self) -> bool:
-        while not self._lock.acquire():
+        while not self._acquired():
             if self._state != "waiting":
                 self._state = "waiting"
                 self._tell()
@@ -176,19 +203,29 @@ class Worker:
                 return False
         return True
 
+    def _acquired(self) -> bool:
+        """Whether the lock is ours now. A disk that is full or may not be written is waited for."""
+        while True:
+            try:
+                return self._lock.acquire()
+            except OSError as error:
+                self._enter("down", f"{self._lock.path} cannot be written: {error.strerror or error}")
+                if self._stopping.wait(_LOCK_POLL_SECONDS):
+                    return False
+
     def _is_sent_by_another(self) -> bool:
         """Whether the process that has the backend has sent all of our attempt: another node of this run may
         go on for weeks.
         """
         cursor, attempt = self._file.read(), self._own_attempt
-        if attempt is None or cursor is None or cursor.destination != self._backend.config.destination():
+        if attempt is None or cursor is None or cursor.destination != self._destination:
             return False
         return has_all(cursor, self._run_folder, self._project, attempt)
 
     def _feed(self) -> None:
         config = self._backend.config
-        cursor = self._file.take_up(config.destination())
-        cursor.config = config.public()
+        cursor = self._file.take_up(self._destination)
+        cursor.config = cast("dict[str, Any]", revealed(config.public()))  # which leaves the secrets out
         cursor.state = "starting"
         self._backend.memory = copy.deepcopy(cursor.memory)
         with self._cursor_lock:
@@ -202,8 +239,10 @@ class Worker:
         while not self._stopping.is_set():
             last_look = self._draining.is_set()
             taken = source.next(
-                config.batch_rows, config.batch_bytes, look=last_look, same_round=same_round and not last_look
+                config.batch_rows, config.batch_bytes, same_round=same_round and not last_look
             )
+            if taken is None and last_look:
+                taken = source.next(config.batch_rows, config.batch_bytes, look=True)
             if taken is not None or (last_look and self._held):
                 since, same_round = time.monotonic(), True
                 if not self._deliver(source, self._wait_out() if taken is None else [taken]):
@@ -330,9 +369,7 @@ class Worker:
         reason = next(refused[-1][1] for _, refused in reversed(self._held) if refused)
         self._held.clear()
         self._enter("refused", f"{self.kind} takes no record at all: {reason}")
-        at_the_end = self._draining.is_set()
-        self._awake.wait(_LONGEST_PAUSE_AT_THE_END_SECONDS if at_the_end else _LONGEST_PAUSE_SECONDS)
-        self._awake.clear()
+        self._rest()
         return held
 
     # -- trying again --------------------------------------------------------------------------------
@@ -370,7 +407,7 @@ class Worker:
         """How long until the next try: what the service asks for, else longer and longer."""
         asked = getattr(_error_of(state), "retry_after_seconds", None)
         if asked is not None:
-            return float(asked)
+            return min(max(0.0, float(asked)), _LONGEST_ASKED_SECONDS)
         pause = wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS)(state)
         return min(pause, _LONGEST_PAUSE_AT_THE_END_SECONDS) if self._draining.is_set() else pause
 
@@ -389,7 +426,7 @@ class Worker:
         if self._opened and self._failures % _FAILURES_TO_REOPEN == 0:
             self._close()
         refused = isinstance(error, BackendRefusedError)
-        words = describe_failure(error, self._backend.config.destination())
+        words = describe_failure(error, self._destination)
         self._enter("refused" if refused else "down", words)
 
     # -- what others see -----------------------------------------------------------------------------
@@ -404,12 +441,16 @@ class Worker:
         self._save()
         self._tell()
 
-    def _save(self) -> None:
+    def _save(self) -> bool:
+        """Write the cursor, if it is ours; False if that could not be done."""
         try:
             with self._cursor_lock:
-                self._file.write(self._cursor)
-        except OSError as error:  # a full disk: what arrived since is sent again after a crash
+                if self._has_cursor:
+                    self._file.write(self._cursor)
+                    return True
+        except (OSError, ValueError, TypeError) as error:  # what arrived since is sent again after a crash
             _log.warning("%s cannot be written: %s", self._file.path, error)
+        return False
 
     def _tell(self) -> None:
         try:

@@ -466,3 +466,65 @@ def test_a_few_rows_that_are_refused_by_a_backend_that_takes_none_are_not_given_
     status = send(folder, backend)
     assert sorted(backend.rows()) == [(step, step / 2) for step in range(3)]
     assert (status.delivered, status.quarantined) == (3, 0)
+
+
+def test_a_service_that_asks_to_wait_for_ever_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodetrack.delivery.worker._LONGEST_ASKED_SECONDS", 0.05)
+    folder = logged(10)
+    answers = iter([1e12, -5.0, float("inf")])
+
+    def refuse(batch: Batch) -> None:
+        if (seconds := next(answers, None)) is not None:
+            raise BackendUnavailableError("HTTP 503", retry_after_seconds=seconds)
+
+    assert send(folder, Scripted(before=refuse)).delivered == 10
+
+
+def test_a_fault_of_ours_is_begun_again_and_costs_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = logged(10)
+    faults = iter([RuntimeError("odd")])
+    real = CursorFile.take_up
+
+    def stumble(self: CursorFile, destination: str) -> object:
+        if (error := next(faults, None)) is not None:
+            raise error
+        return real(self, destination)
+
+    monkeypatch.setattr(CursorFile, "take_up", stumble)
+    seen: list[Status] = []
+    status = send(folder, Scripted(), changed=seen.append)
+    assert (status.state, status.delivered) == ("done", 10)
+    assert "begins again (RuntimeError: odd)" in next(item.error for item in seen if item.state == "down")
+
+
+def test_a_folder_that_cannot_be_written_for_a_while_is_waited_for() -> None:
+    folder = logged(10)
+    (folder / "cursors").write_text("in the way")
+    backend = Scripted()
+    delivery = Delivery(folder, "p", {"scripted": backend}, follow=False)
+    delivery.start()
+    while delivery.statuses()["scripted"].state != "down":
+        time.sleep(0.01)
+    (folder / "cursors").unlink()
+    assert delivery.join(30)
+    assert len(backend.rows()) == 10
+
+
+def test_who_has_ended_says_nothing_of_the_cursor_any_more() -> None:
+    """It is the next process's: what this one wrote there would undo what that one has counted."""
+    folder = logged(10)
+    delivery = Delivery(folder, "p", {"scripted": Scripted()}, follow=False)
+    delivery.start()
+    assert delivery.join(30)
+    [worker] = delivery.workers.values()
+    before = CursorFile(folder, "scripted").path.read_bytes()
+    [attempt] = TrackingFolder(Path(".nodetrack")).runs()[0].attempts
+    assert worker.offset(attempt.id, "segment-000001.ntj") is None
+    assert worker.note_lost(attempt.id, "segment-000001.ntj", 1, 5) is False
+    assert CursorFile(folder, "scripted").path.read_bytes() == before
+
+
+def test_a_destination_that_is_no_text_has_a_cursor_all_the_same() -> None:
+    folder = logged(10)
+    assert send(folder, Scripted(ScriptedConfig(place="here\udcff"))).delivered == 10
+    assert read_cursors(folder)["scripted"].rows() == 10
