@@ -284,7 +284,7 @@ def test_a_server_that_is_restarted_has_everything(place: Place, attempt: Attemp
 
 
 @pytest.mark.parametrize(
-    ("status", "words"), [(401, "You are not authenticated."), (403, "Permission denied")]
+    ("status", "words"), [(401, "You are not authenticated"), (403, "Permission denied")]
 )
 def test_refused_credentials_are_said_in_the_servers_words(
     place: Place, attempt: Attempt, status: int, words: str
@@ -300,6 +300,37 @@ def test_refused_credentials_are_said_in_the_servers_words(
     with pytest.raises(BackendRefusedError, match=words) as refused:
         MlflowBackend(MlflowConfig(tracking_uri=in_address)).open(attempt.info)
     assert "wr0ng" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (401, {"message": "Unauthorized"}),
+        (403, {"error": {"code": 403, "status": "PERMISSION_DENIED"}}),
+        (401, {"error_code": "401", "message": "Credential was not sent"}),
+        (403, {"error_code": "INVALID_ACCESS_TOKEN", "message": "Invalid access token."}),
+        (404, {"detail": "Not Found"}),
+    ],
+)
+def test_a_refusal_in_the_json_of_somebody_before_the_server_is_a_refusal(
+    place: Place, attempt: Attempt, status: int, body: dict[str, object]
+) -> None:
+    """As gateways and hosted services answer: the status decides, and the words are theirs."""
+    place.proxy.answer(status, body=json.dumps(body).encode(), times=None)
+    words = str(body.get("message", "")).rstrip(".") or next(iter(body))
+    with pytest.raises(BackendRefusedError, match=f"{place.proxy.url} refuses us .{status}: .*{words}"):
+        place.opened(attempt)
+    place.proxy.heal()
+    backend = place.opened(attempt)
+    place.proxy.answer(status, body=json.dumps(body).encode(), times=None)
+    with pytest.raises(BackendUnavailableError if status == 404 else BackendRefusedError):
+        backend.write(attempt.batch(*attempt.rows(0)))
+
+
+def test_a_fault_in_the_json_of_somebody_before_the_server_may_pass(place: Place, attempt: Attempt) -> None:
+    place.proxy.answer(507, body=b'{"message": "no upstream"}', times=None)
+    with pytest.raises(BackendUnavailableError, match="no upstream"):
+        place.opened(attempt)
 
 
 @pytest.mark.parametrize("way", ["options", "address", "variables"])

@@ -75,8 +75,12 @@ class InfluxdbConfig(BackendConfig):
 
     def destination(self) -> str:
         """See BackendConfig."""
-        org = f" of {self.org}" if self.org else ""
-        return f"{self.url}, bucket {self.bucket}{org}"
+        return f"{self.url}, bucket {self.bucket}{self.of_org}"
+
+    @property
+    def of_org(self) -> str:
+        """The organisation in words, if there is one."""
+        return f" of {self.org}" if self.org else ""
 
     def public(self) -> dict[str, JsonValue]:
         """See BackendConfig. The place as well where it came from the environment: another process may lack
@@ -228,12 +232,11 @@ class _Client:
         config, words = self._config, _words(error)
         if error.status in _REFUSED:
             return BackendRefusedError(
-                f"InfluxDB at {config.url} refuses to write to the bucket {config.bucket!r} "
-                f"of the organisation {config.org!r} ({error.status}: {words}): "
-                "check INFLUXDB_TOKEN, url, org and bucket."
+                f"InfluxDB at {config.url} refuses the bucket {config.bucket}{config.of_org} "
+                f"({error.status}: {words}): check INFLUXDB_TOKEN, url, org and bucket."
             )
         if error.status in _REJECTED:
-            return BatchRejectedError(f"InfluxDB answers {error.status}: {words}")
+            return BatchRejectedError(f"InfluxDB at {config.url} answers {error.status}: {words}")
         return BackendUnavailableError(
             f"InfluxDB at {config.url} answers {error.status}: {words}", retry_after_seconds(error.headers)
         )

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, SecretStr, ValidationInfo, model_validator
 
+from nodetrack.backends._mlflow_answers import FAULT, status_of, words_of
 from nodetrack.backends._mlflow_names import new_params, short
 from nodetrack.backends._mlflow_parcel import Parcel
 from nodetrack.backends.base import Backend, BackendConfig, Batch, RunInfo, Sdk
@@ -35,9 +36,8 @@ _METRICS_A_REQUEST: Final = 1_000
 _PARAMS_A_REQUEST: Final = 100
 _OPEN_SECONDS: Final = 5
 _NS_A_MS: Final = 1_000_000
-_LONGEST_WORDS: Final = 400
-#: In MLflow's messages, where its error code does not tell: the status of an answer that was not its own.
-_STATUS: Final = re.compile(r"failed with error code (\d{3})|too many (\d{3}) error responses")
+#: A request that every server answers whom it lets in.
+_HARMLESS: Final = "/api/2.0/mlflow/experiments/search"
 
 _Item = TypeVar("_Item")
 
@@ -237,17 +237,42 @@ class MlflowBackend(Backend[MlflowConfig]):
         )
 
     def _opening_error(self, error: MlflowException) -> Exception:
-        if _status_of(error) in (400, 401, 403, 404):
-            place = _public_uri(self.config.uri())
-            return BackendRefusedError(
-                f"MLflow at {place} refuses us: {_words(error)} Check the address and the credentials "
-                "(MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN)."
-            )
-        return self._unavailable(error)
+        status = self._status_of(error)
+        return self._refused(status, error) if status in (400, 401, 403, 404) else self._unavailable(error)
+
+    def _refused(self, status: int, error: MlflowException) -> BackendRefusedError:
+        return BackendRefusedError(
+            f"{self._place} refuses us ({status}: {words_of(error)}): check the address and the credentials "
+            "(MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN)."
+        )
 
     def _unavailable(self, error: MlflowException) -> BackendUnavailableError:
-        place = _public_uri(self.config.uri())
-        return BackendUnavailableError(f"MLflow at {place} cannot be had: {_words(error)}")
+        return BackendUnavailableError(f"{self._place} cannot be had: {words_of(error)}")
+
+    @property
+    def _place(self) -> str:
+        return f"MLflow at {_public_uri(self.config.uri())}"
+
+    def _status_of(self, error: MlflowException) -> int:
+        """The HTTP status of an answer, or the one that MLflow's error code stands for."""
+        meant = int(error.get_http_status_code())  # type: ignore[no-untyped-call]  # MLflow gives it no types
+        status = status_of(error, meant)
+        return self._ask_status() if status is None else status
+
+    def _ask_status(self) -> int:
+        """Whether we are let in, as the status of a request that changes nothing; 500 if it does not tell."""
+        from mlflow.exceptions import MlflowException
+        from mlflow.utils.credentials import get_default_host_creds
+        from mlflow.utils.rest_utils import http_request
+
+        try:
+            creds = get_default_host_creds(_public_uri(self.config.uri()))  # type: ignore[no-untyped-call]
+            answer = http_request(  # type: ignore[no-untyped-call]
+                creds, _HARMLESS, "GET", params={"max_results": 1}, raise_on_status=False
+            )
+        except MlflowException:
+            return FAULT
+        return int(answer.status_code) if answer.status_code in (401, 403, 404) else FAULT
 
     # -- writing -------------------------------------------------------------------------------------
 
@@ -260,7 +285,7 @@ class MlflowBackend(Backend[MlflowConfig]):
             try:
                 self._send(parcel)
             except MlflowException as error:
-                if _status_of(error) not in (400, 404) or self._get_run(self._run_id) is not None:
+                if self._status_of(error) not in (400, 404) or self._get_run(self._run_id) is not None:
                     raise
                 self._take_up(batch.run)  # somebody deleted the MLflow run: go on in one that says so
                 self._send(parcel)
@@ -269,13 +294,11 @@ class MlflowBackend(Backend[MlflowConfig]):
         self._count_left_out(batch)
 
     def _writing_error(self, error: MlflowException) -> Exception:
-        status = _status_of(error)
+        status = self._status_of(error)
         if status in (401, 403):
-            return BackendRefusedError(
-                f"MLflow at {_public_uri(self.config.uri())} refuses us: {_words(error)}"
-            )
+            return self._refused(status, error)
         if status in (400, 413, 422):
-            return BatchRejectedError(f"MLflow refuses it: {_words(error)}")
+            return BatchRejectedError(f"{self._place} refuses it ({status}): {words_of(error)}")
         return self._unavailable(error)
 
     def _packed(self, batch: Batch) -> Parcel:
@@ -311,7 +334,7 @@ class MlflowBackend(Backend[MlflowConfig]):
         try:
             self._log_params(new_params(self._params, config))
         except MlflowException as error:
-            current = self._get_run(self._run_id) if _status_of(error) == 400 else None
+            current = self._get_run(self._run_id) if self._status_of(error) == 400 else None
             if current is None or dict(current.data.params) == self._params:
                 raise
             self._params = dict(current.data.params)
@@ -368,21 +391,6 @@ def _revealed(secret: SecretStr | None) -> str | None:
 def _public_uri(uri: str) -> str:
     """The address without the name and password that may stand in it."""
     return re.sub(r"(?<=://)[^/@]*@", "", uri)
-
-
-def _status_of(error: MlflowException) -> int:
-    """The HTTP status of an answer, or the one that MLflow's error code stands for."""
-    found = _STATUS.search(str(error))
-    if found:
-        return int(found[1] or found[2])
-    return int(error.get_http_status_code())  # type: ignore[no-untyped-call]  # MLflow gives it no types
-
-
-def _words(error: MlflowException) -> str:
-    """What went wrong, in the words of the server or of the connection, on one line."""
-    tried = getattr(error.__context__, "args", None) or (None,)
-    text = " ".join(str(getattr(tried[0], "reason", None) or error).split())
-    return text if len(text) <= _LONGEST_WORDS else f"{text[:_LONGEST_WORDS]}…"
 
 
 def _pieces(items: Sequence[_Item], most: int) -> Iterator[list[_Item]]:

@@ -395,7 +395,9 @@ def test_what_is_wrong_with_a_batch_is_told_in_the_servers_words(
     backend: InfluxdbBackend, server: FaultProxy, status: int
 ) -> None:
     server.answer(status, body=b'{"code":"x","message":"field type\\nconflict"}')
-    with pytest.raises(BatchRejectedError, match=f"^InfluxDB answers {status}: field type conflict$"):
+    with pytest.raises(
+        BatchRejectedError, match=f"^InfluxDB at {server.url} answers {status}: field type conflict$"
+    ):
         backend.write(batch(row({"a": 1.0})))
 
 
@@ -422,7 +424,10 @@ def test_a_refusal_names_the_bucket_and_what_to_check(
     backend: InfluxdbBackend, server: FaultProxy, status: int, at_open: bool
 ) -> None:
     server.answer(status, body=b'{"code":"unauthorized","message":"unauthorized access"}')
-    with pytest.raises(BackendRefusedError, match=r"'b'.*unauthorized access.*INFLUXDB_TOKEN") as caught:
+    with pytest.raises(
+        BackendRefusedError,
+        match=rf"{server.url} refuses the bucket b of o .{status}: unauthorized access.: check INFLUXDB_TOKEN",
+    ) as caught:
         backend.open(RUN) if at_open else backend.write(batch(row({"a": 1.0})))
     assert "secret" not in str(caught.value)
 
