@@ -9,10 +9,10 @@ import contextlib
 import difflib
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, TypeGuard, cast
 from urllib.parse import unquote
 
 import msgspec
@@ -22,8 +22,8 @@ from nodetrack.errors import JournalError, RunNotFoundError
 from nodetrack.identity.id_file import file_name_part
 from nodetrack.journal.reader import SegmentReader
 from nodetrack.journal.recover import attempt_folders, attempt_number, is_companion, read_header, recover
-from nodetrack.journal.segment import segment_paths
-from nodetrack.journal.shape import are_facts
+from nodetrack.journal.segment import segment_number, segment_paths
+from nodetrack.journal.shape import are_facts, are_plain
 from nodetrack.machine import HostIdentity, process_is_alive, this_host
 from nodetrack.records import (
     AttemptFinished,
@@ -62,10 +62,14 @@ class Damage(msgspec.Struct):
 
 
 def segment_records(path: Path, damage: Damage | None = None) -> Iterator[Record]:
-    """Every record of a segment. A file that is none is named in `damage`."""
+    """Every record of a segment. A file that is none is named in `damage`; one that was removed since it was
+    listed has none.
+    """
     reader = SegmentReader(path)
     try:
         yield from reader.read()
+    except FileNotFoundError:
+        return
     except (JournalError, OSError) as error:
         if damage is not None:
             damage.problems.append(str(error))
@@ -101,30 +105,49 @@ class AttemptFolder:
 
     @functools.cached_property
     def facts(self) -> Mapping[str, JsonValue]:
-        """What the attempt's record says of process, machine and version; where it is lost, what is known."""
-        for path in segment_paths(self.folder)[:1]:
+        """What the attempt's record says of process, machine and version. Where it is damaged or removed, the
+        file beside it says the same; without that, the headers and the run's file say something of it.
+        """
+        return (
+            self._facts_of_record()
+            or _read_json(self.folder / "metadata.json", are_facts)
+            or self._facts_of_header()
+            or _read_json(self.folder.parent / "run.json", are_facts)
+        )
+
+    def _facts_of_record(self) -> Mapping[str, JsonValue]:
+        if self.has_beginning:
             with contextlib.suppress(JournalError, OSError):
-                for record in SegmentReader(path).read(limit=_BEGINNING_BYTES):
+                for record in SegmentReader(segment_paths(self.folder)[0]).read(limit=_BEGINNING_BYTES):
                     if isinstance(record, AttemptStarted):
                         return {"started_ns": record.time_ns, **record.attempt}
-        return self._facts_of_header()
+        return {}
 
     def _facts_of_header(self) -> Mapping[str, JsonValue]:
-        """What the segments' headers say, where the first records are damaged or pruned."""
         for path in segment_paths(self.folder):
             header = read_header(path)
             if header is not None:
                 facts = cast("dict[str, JsonValue]", msgspec.to_builtins(header))
                 return {"started_ns": header.created_ns, **facts}
-        return self._facts_of_run()
-
-    def _facts_of_run(self) -> Mapping[str, JsonValue]:
-        """What the file beside the attempts says, where no segment can be read."""
-        with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
-            content = (self.folder.parent / "run.json").read_bytes()
-            facts = msgspec.json.decode(content, type=dict)
-            return facts if are_facts(facts) else {}
         return {}
+
+    @property
+    def has_beginning(self) -> bool:
+        """Whether the first segment is still there, which says how the attempt began."""
+        return any(segment_number(path.name) == 1 for path in segment_paths(self.folder)[:1])
+
+    def removed(self) -> tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]:
+        """Of an attempt whose first segment was removed: the config that it began with, and what was set in
+        the summary by hand before the rows that are left. Both {} where nothing was removed.
+        """
+        if self.has_beginning:
+            return {}, {}
+        config = _read_json(self.folder / "config.json", are_plain)
+        for path in segment_paths(self.folder):
+            header = read_header(path)
+            if header is not None and not header.companion:
+                return config, cast("dict[str, JsonValue]", header.summary)
+        return config, {}
 
     @property
     def version(self) -> str:
@@ -137,10 +160,14 @@ class AttemptFolder:
         return cast("int", self.facts.get("started_ns", 0))
 
     @property
-    def starting_step(self) -> int:
-        """Where the attempt logs from: behind the run's highest step, or where it went back to at first."""
+    def starting_step(self) -> int | None:
+        """Where the attempt logs from: behind the run's highest step, or where it went back to at first. None
+        where the segment that says so was removed.
+        """
         for path in segment_paths(self.folder)[:1]:
             header = read_header(path)
+            if not self.has_beginning:  # the samples of the machine begin with the attempt as well
+                return header.step if header is not None and header.companion else None
             step = 0 if header is None else header.step
             return [step, *_steps_gone_back_to(path)][-1]
         return 0
@@ -170,17 +197,29 @@ class AttemptFolder:
         return AttemptState("running")
 
     @property
+    def is_running(self) -> bool:
+        """Whether it may still log, as far as can be known."""
+        return self.state(self.finish_record()).state == "running"
+
+    @property
     def _stale_after_seconds(self) -> float:
         return cast("float", self.facts.get("stale_after_seconds", _DEFAULT_STALE_SECONDS))
 
     def _process_is_gone(self) -> bool:
         """Whether the process is known to have ended: it ran here and is gone, or a later attempt began."""
-        process, host = self.facts.get("process"), self.facts.get("host")
-        if isinstance(process, Mapping) and isinstance(host, Mapping):
-            with contextlib.suppress(msgspec.ValidationError):
-                if msgspec.convert(host, HostIdentity).shares_processes_with(this_host()):
-                    return self._process_here_is_gone(cast("int", process["pid"]))
+        process = self.facts.get("process")
+        if isinstance(process, Mapping) and self.is_of_this_machine:
+            return self._process_here_is_gone(cast("int", process["pid"]))
         return not self.is_last
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Whether its process, if there still is one, can be seen from here."""
+        host = self.facts.get("host")
+        if isinstance(host, Mapping):
+            with contextlib.suppress(msgspec.ValidationError):
+                return msgspec.convert(host, HostIdentity).shares_processes_with(this_host())
+        return False
 
     def _process_here_is_gone(self, pid: int) -> bool:
         """Whether the process, which ran on this machine, is gone or has gone on as another attempt
@@ -210,6 +249,16 @@ class AttemptFolder:
                 if record is not None:
                     return record
         return None
+
+
+def _read_json(
+    path: Path, fits: Callable[[object], TypeGuard[Mapping[str, JsonValue]]]
+) -> Mapping[str, JsonValue]:
+    """One of the files that say the same as records of the journal; {} where it cannot be used."""
+    with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        entries = msgspec.json.decode(path.read_bytes())
+        return entries if fits(entries) else {}
+    return {}
 
 
 def _steps_gone_back_to(path: Path) -> Iterator[int]:
@@ -336,6 +385,10 @@ class RunFolder:
         explicit: dict[str, JsonValue] = {}
         for attempt in self.attempts:
             finish, newest = None, _Newest(detail.nonfinite)
+            config, summary = attempt.removed()
+            if config:
+                detail.config_history.append((attempt.id, attempt.started_ns, config))
+            explicit.update(summary)
             for record in attempt.records(detail.damage):
                 if isinstance(record, Row):
                     detail.rows += 1

@@ -257,9 +257,44 @@ def test_the_overview_of_a_run_whose_segments_are_lost_comes_from_the_file_besid
     for path in segment_paths(run.folder / run.attempt):
         path.write_bytes(b"\0" * 100)
     overview = on_disk(run).overview()
-    assert (overview.role, overview.uid, overview.environment) == ("miner", "1", "dev")
+    assert (overview.version, overview.environment) == ("0.1.0", "dev")
+    (run.folder / run.attempt / "metadata.json").unlink()
+    overview = on_disk(run).overview()
+    assert (overview.version, overview.role, overview.uid, overview.environment) == (
+        *("unknown", "miner", "1", "dev"),
+    )
     (run.folder / "run.json").unlink()
     assert on_disk(run).overview().environment == "prod"
+
+
+def test_what_a_removed_segment_said_is_known_from_the_files_beside(start: Start) -> None:
+    """With `keep_bytes` the beginning of a long attempt goes; process, config and summary stay."""
+    run = start(config={"lr": 0.1, "version": 3}, segment_bytes=4096)
+    run.summary["best"] = 7
+    for step in range(500):
+        run.log({"a": 1.0}, step=step)
+    run.finish()
+    before = on_disk(run).attempts[0]
+    facts, step = before.facts, before.starting_step
+    first, *others = segment_paths(run.folder / run.attempt)
+    assert others
+    first.unlink()
+    detail = on_disk(run).detail()
+    [(attempt, _)] = detail.attempts
+    assert attempt.facts == facts
+    assert [config for _, _, config in detail.config_history] == [{"lr": 0.1, "version": 3}]
+    assert detail.summary["best"] == 7
+    assert (step, attempt.starting_step) == (0, None)
+    (run.folder / run.attempt / "metadata.json").unlink()
+    assert on_disk(run).attempts[0].version == "0.1.0", "the headers say that much"
+
+
+def test_a_segment_that_is_removed_while_it_is_read_is_no_damage(start: Start) -> None:
+    run = start()
+    run.finish()
+    damage = Damage()
+    assert list(folder_module.segment_records(run.folder / run.attempt / "segment-000009.ntj", damage)) == []
+    assert damage.problems == []
 
 
 def test_the_newest_values_are_kept_by_attempt_and_context(start: Start) -> None:
