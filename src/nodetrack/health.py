@@ -16,7 +16,8 @@ class Skipped(msgspec.Struct, frozen=True):
 
 class BackendHealth(msgspec.Struct, frozen=True):
     """One backend: how far it has come, and what went wrong last. Counts are rows of this attempt that this
-    process logged; `nodetrack show RUN --delivery` counts the whole run.
+    process logged: not those of earlier attempts, nor those of forked children. `nodetrack show RUN --delivery`
+    counts the whole run.
     """
 
     #: starting: has not answered yet. down: cannot be had just now. refused: does not let us in.
@@ -24,10 +25,12 @@ class BackendHealth(msgspec.Struct, frozen=True):
     logged: int
     #: Rows that it has, that it refused for good, and that were removed from a full disk before it had them.
     delivered: int
+    #: What went wrong last. It is over if `state` is ok.
     last_error: str = ""
     quarantined: int = 0
     lost: int = 0
-    #: The first and the last step of the rows that it lacks, as far as steps only go up.
+    #: The lowest and the highest step of the rows that stand in the journal and that it lacks: those that it
+    #: refused, that were removed, or that still wait in memory are not among them.
     missing: tuple[int, int] | None = None
     #: By reason: values that it has no way to show.
     left_out: dict[str, int] = {}

@@ -10,6 +10,7 @@ from typing import Final, cast
 
 import msgspec
 
+from nodetrack.delivery.account import has_grown_beyond
 from nodetrack.delivery.process import DeliveryProcess
 from nodetrack.delivery.spec import Spec, TrainerProcess, name_of, revealed
 from nodetrack.errors import BackendRefusedError
@@ -119,24 +120,43 @@ class RunDelivery:
                 self._warn_of_interrupt(deadline)
             raise interrupt.with_traceback(None) from None  # where it was in our wait helps nobody
         if not all_sent and self._backends:
+            self._warn_of_the_rest(seconds)
+
+    def _warn_of_the_rest(self, seconds: float) -> None:
+        """Delivery was not done in time."""
+        run, left = self._state.identity.run, self._what_is_left()
+        if left:
             self._state.warn(
-                f"Run {self._state.identity.run} ended before all of it was sent (still to be sent: "
-                f"{self._what_is_left()}): `{self._sync_command}` sends the rest."
+                f"Run {run} ended before all of it was sent (still to be sent: {left}): "
+                f"`{self._sync_command}` sends the rest."
+            )
+        else:
+            self._state.warn(
+                f"All of run {run} was sent, but {' or '.join(self._state.delivered)} had not closed after "
+                f"{seconds:.0f} seconds and is waited for no longer. Nothing is left to be sent."
             )
 
     def _warn_of_interrupt(self, deadline: float) -> None:
-        seconds = max(0.0, deadline - time.monotonic())
+        seconds, left = max(0.0, deadline - time.monotonic()), self._what_is_left()
         self._state.warn(
             f"Run {self._state.identity.run} was interrupted while its last records were sent (still to be "
-            f"sent: {self._what_is_left()}): the delivery process goes on for at most {seconds:.0f} seconds, "
+            f"sent: {left or 'nothing'}): the delivery process goes on for at most {seconds:.0f} seconds, "
             f"and `{self._sync_command}` sends what is left then."
         )
 
     def _what_is_left(self) -> str:
-        state = self._state
-        health = state.health(state.cursors()).backends
-        lacking = [f"{kind} {health[kind].pending} rows" for kind in state.delivered if health[kind].pending]
-        return ", ".join(lacking) or "records other than rows"
+        """For each backend that lacks something; empty if none does."""
+        state, identity = self._state, self._state.identity
+        reached = state.cursors()
+        health = state.health(reached).backends
+        lacking = []
+        for kind in state.delivered:
+            cursor = reached[kind].cursor if kind in reached else None
+            if health[kind].pending:
+                lacking.append(f"{kind} {health[kind].pending} rows")
+            elif has_grown_beyond(identity.folder, cursor, [identity.attempt]):
+                lacking.append(f"{kind} records other than rows")
+        return ", ".join(lacking)
 
     @property
     def _sync_command(self) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import threading
 import time
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -18,10 +19,10 @@ from nodetrack.aggregate import Aggregates
 from nodetrack.backends.base import Backend, Batch, RunInfo
 from nodetrack.deferral import Deferral
 from nodetrack.delivery.process import DeliveryProcess
-from nodetrack.delivery.progress import Logged, progress
+from nodetrack.delivery.progress import Backlog, Logged, Reached, progress
 from nodetrack.errors import RunFinishedError
 from nodetrack.health import BackendHealth, Health, Skipped
-from nodetrack.journal.cursor import Cursor, read_cursors
+from nodetrack.journal.cursor import read_cursors
 from nodetrack.journal.segment import SCHEMA_VERSION
 from nodetrack.journal.writer import BEFORE_ALL_STEPS, JournalWriter, KeySet
 from nodetrack.process_end import describe_error
@@ -98,7 +99,13 @@ class RunState:
         self._key_set_count = 0
         self._let_go: dict[str, StoredValue] = {}
         self._told: set[str] = set()
+        self.after_fork_in_child()
         _states.add(self)
+
+    def after_fork_in_child(self) -> None:
+        """Forget what was read for `health`, with a lock that nobody holds."""
+        self._backlog_lock = threading.Lock()
+        self._backlogs: defaultdict[str, Backlog] = defaultdict(Backlog)
 
     # -- steps ---------------------------------------------------------------------------------------
 
@@ -354,15 +361,23 @@ class RunState:
             self._told.add(about)
             self.warn(message)
 
-    def cursors(self) -> dict[str, Cursor]:
+    def cursors(self) -> dict[str, Reached]:
         """How far delivery has come, from the disk: not to be asked for under the journal's lock."""
-        return read_cursors(self.identity.folder) if self.delivered else {}
+        if not self.delivered:
+            return {}
+        cursors, folder = read_cursors(self.identity.folder), self.identity.attempt_folder
+        with self._backlog_lock:
+            return {
+                kind: Reached(cursor, self._backlogs[kind].steps(folder, self.journal.writer, cursor))
+                for kind in self.delivered
+                for cursor in [cursors.get(kind)]
+            }
 
-    def health(self, cursors: Mapping[str, Cursor]) -> Health:
+    def health(self, cursors: Mapping[str, Reached]) -> Health:
         """See `Run.health`."""
         journal = self.journal
         backends = {kind: self._backend_health(kind) for kind in self.backends}
-        backends |= {kind: self._progress(cursors.get(kind)) for kind in self.delivered}
+        backends |= {kind: self._progress(cursors.get(kind, Reached())) for kind in self.delivered}
         return Health(
             state=self._state(),
             logged=self.logged,
@@ -391,10 +406,9 @@ class RunState:
             "ok" if logged == delivered else "down", logged, delivered, self.backend_errors.get(kind, "")
         )
 
-    def _progress(self, cursor: Cursor | None) -> BackendHealth:
-        attempt, writer = self.identity.attempt, self.journal.writer
+    def _progress(self, reached: Reached) -> BackendHealth:
         logged = self.logged - self.never_computed
-        return progress(cursor, Logged(attempt, writer, logged, self.first_step, self.step - 1))
+        return progress(reached, Logged(self.identity.attempt, self.journal.writer, logged))
 
 
 _states: weakref.WeakSet[RunState] = weakref.WeakSet()
@@ -406,6 +420,7 @@ def _after_fork_in_child() -> None:
         if not state.finished:
             state.journal.after_fork_in_child()
             state.deferral.after_fork_in_child()
+            state.after_fork_in_child()
 
 
 def unreadable_row(error: Exception) -> tuple[str, str]:

@@ -125,6 +125,39 @@ def test_health_says_what_a_backend_lacks_and_it_is_sent_once_when_it_is_back(
     assert run.health().backends["jsonlines"].pending == 0
 
 
+def test_what_is_missing_after_going_back_is_what_was_logged_since(
+    start: Start, jsonlines: Jsonlines
+) -> None:
+    run = start()
+    for step in range(100):
+        run.log({"loss": 1.0}, step=step)
+    wait_for(lambda: run.health().backends["jsonlines"].delivered == 100)
+    assert run.health().backends["jsonlines"].missing is None
+    jsonlines.spoil("write fail")
+    run.load_state_dict({**run.state_dict(), "step": 40})
+    run.log({"loss": 1.0}, step=40)
+    run.log({"loss": 1.0}, step=41)
+    health = run.health().backends["jsonlines"]
+    assert (health.pending, health.missing) == (2, (40, 41))
+    jsonlines.mend()
+    run.finish()
+    assert run.health().backends["jsonlines"].missing is None
+
+
+def test_a_backend_that_does_not_close_is_not_said_to_lack_anything(
+    start: Start, jsonlines: Jsonlines
+) -> None:
+    run = start(finish_timeout=3)
+    run.log({"loss": 1.0})
+    wait_for(lambda: steps(jsonlines) == [0])
+    jsonlines.spoil("close hang 600")
+    run.finish()
+    [warning] = run.health().warnings
+    assert warning.startswith(f"All of run {run.id} was sent, but jsonlines had not closed after 3 seconds")
+    assert "Nothing is left to be sent." in warning
+    assert "sync" not in warning
+
+
 def test_a_checkpoint_of_another_run_takes_delivery_along(start: Start, jsonlines: Jsonlines) -> None:
     first = start()
     first.log({"loss": 1.0})

@@ -66,10 +66,11 @@ class SegmentReader:
 
     `header` is None until it has been read, and stays None when its record is damaged: the records are
     read all the same. `damage` counts what had to be left out. `unnamed_rows` are rows whose key set is
-    damaged in both its copies, `unknown_records` are of a kind that a later version writes.
+    damaged in both its copies, `unknown_records` are of a kind that a later version writes. Who has no use
+    for names (`names_are_needed`) may begin at any record: a row whose names are not known has none then.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, names_are_needed: bool = True) -> None:
         self.path = path
         self.header: SegmentHeader | None = None
         self.damage = Damage()
@@ -79,7 +80,7 @@ class SegmentReader:
         self.offset = 0
         self._key_sets: dict[int, _Names] = {}
         self._magic_is_damaged = False
-        self._names_are_needed = True
+        self._names_are_needed = names_are_needed
 
     def read(self, limit: int = -1) -> Iterator[Record]:
         """Every whole record behind `offset`, in the order written; within the next `limit` bytes, if given.
