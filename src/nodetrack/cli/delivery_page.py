@@ -13,13 +13,23 @@ from rich.table import Table
 from rich.text import Text
 
 from nodetrack.cli.own_command import from_here, own_command
-from nodetrack.cli.terminal import ago, counted, print_table, printable, table
+from nodetrack.cli.terminal import (
+    COLUMN_GAP,
+    ago,
+    counted,
+    print_table,
+    print_text,
+    print_whole,
+    printable,
+    table,
+)
 from nodetrack.delivery.account import Account, MissingRange
 from nodetrack.journal.folder import RunFolder
 from nodetrack.redact import redact_text
 
 _STYLES: Final = {
     "delivered": "green",
+    "sending": "green",
     "behind": "yellow",
     "starting": "yellow",
     "waiting": "yellow",
@@ -44,7 +54,28 @@ def print_delivery(screen: Console, lines: Sequence[Line]) -> None:
     for line in lines:
         who = f"{line.account.backend} of {line.name}" if several else line.account.backend
         for text in _remarks(who, line):
-            screen.print(text)
+            print_text(screen, text)
+
+
+def print_places(screen: Console, accounts: Iterable[Account], *, of_one_run: bool) -> None:
+    """Where each backend puts what it is sent. Of one run, also when it last took something."""
+    lines: dict[tuple[str, str], None] = {}
+    for account in accounts:
+        taken = f"last delivery {ago(account.last_ack_ns)}" if account.last_ack_ns else "no delivery yet"
+        for text in [*_places(account), taken] if of_one_run else filter(None, [account.destination]):
+            lines[account.backend, printable(text)] = None
+    width = max((len(backend) for backend, _ in lines), default=0)
+    before = ""
+    for backend, text in lines:
+        label = "" if backend == before else backend
+        print_whole(screen, Text.assemble((label.ljust(width + COLUMN_GAP), "dim"), text))
+        before = backend
+
+
+def _places(account: Account) -> list[str]:
+    """The destination and the URL; one that is part of the other says nothing more."""
+    places = [place for place in (account.destination, account.url or "") if place]
+    return [it for it in dict.fromkeys(places) if not any(it != other and it in other for other in places)]
 
 
 def delivery_table(accounts: Sequence[tuple[str, Account]]) -> Table:
@@ -105,8 +136,9 @@ def in_one_line(accounts: Iterable[Account]) -> str:
 
 
 def _standing(account: Account) -> str:
-    lacking = f": {counted(account.missing_rows, 'row')} missing" if account.missing_rows else ""
-    return f"{account.backend} {account.state}{lacking}"
+    told = [f"{counted(account.missing_rows, 'row')} missing"] if account.missing_rows else []
+    told += [f"{counted(account.lost, 'row')} lost"] if account.lost else []
+    return f"{account.backend} {account.state}{': ' if told else ''}{' and '.join(told)}"
 
 
 def _ranges(lacking: Sequence[MissingRange]) -> str:
@@ -127,8 +159,11 @@ def _range(part: MissingRange) -> str:
 def _remarks(who: str, line: Line) -> Iterator[Text]:
     account = line.account
     if account.last_error and not account.is_complete:
-        error = printable(redact_text(account.last_error))
-        yield Text(f"{who}: {error} ({ago(account.last_error_ns)})", style="red")
+        error, when = printable(redact_text(account.last_error)), ago(account.last_error_ns)
+        if account.is_error_over:
+            yield Text(f"{who} is well again; it was down until {when}: {error}", style="dim")
+        else:
+            yield Text(f"{who}: {error} ({when})", style="red")
     if account.unexplained:
         yield Text(_unexplained(who, account.unexplained), style="red")
     refused = account.quarantined + account.quarantined_records

@@ -8,7 +8,7 @@ from typing import cast
 
 import msgspec
 
-from nodetrack.delivery.account import Account, accounts
+from nodetrack.delivery.account import Account, accounts, removed
 from nodetrack.journal.folder import AttemptFolder, AttemptState, RunDetail, RunFolder, Series
 from nodetrack.records import JsonValue, StoredValue, SystemRow
 from nodetrack.run_summary import differences
@@ -30,7 +30,8 @@ class AttemptReport(msgspec.Struct, frozen=True):
     started_ns: int
     ended_ns: int | None
     duration_seconds: float
-    starting_step: int
+    #: None where the segment that says so was removed.
+    starting_step: int | None
     #: What differs from the config that the previous attempt had in the end: dotted key → [before, now].
     config_changes: Mapping[str, list[JsonValue]]
 
@@ -71,7 +72,11 @@ class RunReport(msgspec.Struct, frozen=True):
     """A run as `show --json` prints it."""
 
     run: Mapping[str, JsonValue]
+    #: Those in the journal.
     rows: int
+    #: Segments that were removed from it since, and their rows as far as a backend counted them.
+    removed_segments: int
+    removed_rows: int
     duration_seconds: float
     attempts: list[AttemptReport]
     config: Mapping[str, JsonValue]
@@ -90,6 +95,7 @@ class RunReport(msgspec.Struct, frozen=True):
 
 def read_report(run: RunFolder, *, by_attempt: bool = False) -> RunReport:
     """Reads the whole journal of a run once."""
+    gone = removed(run.folder)
     detail = run.detail()
     attempts = _attempts(detail)
     columns = {attempt.id: attempt.id if by_attempt else attempt.version for attempt, _ in detail.attempts}
@@ -97,6 +103,8 @@ def read_report(run: RunFolder, *, by_attempt: bool = False) -> RunReport:
     return RunReport(
         run=msgspec.to_builtins(detail.overview),
         rows=detail.rows,
+        removed_segments=gone.segments,
+        removed_rows=gone.rows,
         duration_seconds=sum(attempt.duration_seconds for attempt in attempts),
         attempts=attempts,
         config=detail.config_history[-1][2] if detail.config_history else {},

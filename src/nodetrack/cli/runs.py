@@ -27,7 +27,7 @@ from nodetrack.cli.terminal import (
     state_text,
     table,
 )
-from nodetrack.delivery.account import missing_rows
+from nodetrack.delivery.account import undelivered
 from nodetrack.errors import UsageError
 from nodetrack.journal.cursor import read_cursors
 from nodetrack.journal.folder import RunFolder, RunOverview, State
@@ -38,14 +38,21 @@ _USUAL_ENVIRONMENT: Final = "prod"
 
 
 class ListedRun(RunOverview, frozen=True, kw_only=True):
-    """A run, and how many rows the backend that is furthest behind lacks; None if it was never sent."""
+    """A run, how many rows the backend that is furthest behind lacks, and how many one will never have,
+    because they were removed before; None if it was never sent. What a running node is sending is no lack.
+    """
 
     undelivered: int | None = None
+    lost: int | None = None
 
 
 def _listed(run: RunFolder) -> ListedRun:
-    behind = [missing_rows(run.folder, cursor) for cursor in read_cursors(run.folder).values()]
-    return ListedRun(**msgspec.structs.asdict(run.overview()), undelivered=max(behind, default=None))
+    found = [undelivered(run.folder, cursor) for cursor in read_cursors(run.folder).values()]
+    return ListedRun(
+        **msgspec.structs.asdict(run.overview()),
+        undelivered=max((backend.rows for backend in found), default=None),
+        lost=max((backend.lost for backend in found), default=None),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -84,10 +91,14 @@ def _words(field: str) -> Column:
     return Column(f"{field}~", cell, cell)
 
 
-def _undelivered(run: ListedRun) -> str | Text:
-    if not run.undelivered:
-        return "" if run.undelivered is None else "0"
-    return Text(str(run.undelivered), style="yellow")
+def _rows(field: str, style: str) -> Column:
+    """Empty for a run that was never sent anywhere."""
+
+    def cell(run: ListedRun) -> str | Text:
+        count = getattr(run, field)
+        return Text(str(count), style=style) if count else "" if count is None else "0"
+
+    return Column(f"{field}>", cell, lambda run: getattr(run, field) or 0)
 
 
 _COLUMNS: Final[Mapping[str, Column]] = {
@@ -100,7 +111,8 @@ _COLUMNS: Final[Mapping[str, Column]] = {
     "attempts": _count("attempts"),
     "step": _count("step"),
     "last_seen": Column("last seen>", lambda run: ago(run.last_seen_ns), lambda run: -run.last_seen_ns),
-    "undelivered": Column("undelivered>", _undelivered, lambda run: run.undelivered or 0),
+    "undelivered": _rows("undelivered", "yellow"),
+    "lost": _rows("lost", "red"),
     "tags": _words("tags"),
     "project": _text("project"),
     "environment": _text("environment"),
@@ -123,11 +135,14 @@ _DISPENSABLE: Final = (
     "step",
     "version",
     "undelivered",
+    "lost",
     "last_seen",
 )
 #: What a long name is left at least: in less, it takes more lines than a list should.
 _LEAST_NAME: Final = 24
-_USUAL_COLUMNS: Final = tuple(_COLUMNS)[:11]
+_USUAL_COLUMNS: Final = tuple(_COLUMNS)[:12]
+#: Of no use where no run has any.
+_COUNTS: Final = ("undelivered", "lost")
 
 
 def _column_name(text: str) -> str:
@@ -271,10 +286,10 @@ def _print(
 
 def _usual_columns(shown: Sequence[ListedRun], all_environments: bool) -> list[str]:
     several_projects = len({run.project for run in shown}) > 1
-    all_delivered = not any(run.undelivered for run in shown)
+    nought = [name for name in _COUNTS if not any(getattr(run, name) for run in shown)]
     return [
         *(["project"] if several_projects else []),
-        *(name for name in _USUAL_COLUMNS if not (all_delivered and name == "undelivered")),
+        *(name for name in _USUAL_COLUMNS if name not in nought),
         *(["environment"] if all_environments else []),
     ]
 

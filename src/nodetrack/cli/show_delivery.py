@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from nodetrack.cli.delivery_page import Line, delivery_json, print_delivery, sync_command
+from nodetrack.cli.delivery_page import Line, delivery_json, print_delivery, print_places, sync_command
 from nodetrack.cli.strict_json import json_text
-from nodetrack.cli.terminal import ago, console, counted, printable, state_text
+from nodetrack.cli.terminal import console, counted, printable, state_text
 from nodetrack.delivery.account import Account, accounts, missing
 from nodetrack.journal.folder import RunFolder, RunOverview
 
@@ -27,7 +26,7 @@ def show_delivery(run: RunFolder, *, as_json: bool) -> None:
     if found:
         print_delivery(screen, [Line(run, overview.name, account) for account in found])
         screen.print()
-        screen.print(_places(found))
+        print_places(screen, found, of_one_run=True)
     else:
         rows = sum(part.rows for part in missing(run.folder, None))
         screen.print(Text(f"{counted(rows, 'row')} logged, and none sent anywhere but to the journal."))
@@ -51,20 +50,6 @@ def _headline(overview: RunOverview) -> Text:
     line.append_text(state_text(overview.state, overview.reason))
     node = f"{overview.role} {overview.uid} of project {overview.project} ({overview.environment})"
     return line.append(f"\nrun {overview.run}, {printable(node)}", style="dim")
-
-
-def _places(found: list[Account]) -> Table:
-    """Where each backend puts the run, and when it last took something."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for account in found:
-        places = dict.fromkeys(place for place in (account.destination, account.url) if place)
-        for label, place in zip((account.backend, ""), places, strict=False):
-            grid.add_row(label, printable(place))
-        taken = f"last delivery {ago(account.last_ack_ns)}" if account.last_ack_ns else "no delivery yet"
-        grid.add_row("" if places else account.backend, taken)
-    return grid
 
 
 def _print_what_to_do(screen: Console, run: RunFolder, overview: RunOverview, found: list[Account]) -> None:

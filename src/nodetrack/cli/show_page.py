@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -24,7 +24,9 @@ from nodetrack.cli.terminal import (
     event_text,
     in_bytes,
     moment,
+    print_grid,
     print_table,
+    print_text,
     printable,
     state_text,
     table,
@@ -50,18 +52,20 @@ _DAMAGE: Final = {
 def print_page(screen: Console, report: RunReport, *, everything: bool) -> None:
     """Print the parts that have something to say, one below the other."""
     screen.print(_headline(report))
-    screen.print(_facts(report, everything=everything))
+    print_grid(screen, _facts(report, everything=everything))
     for title, content in _parts(report, everything):
         screen.print()
         screen.print(Text(title, style="bold"))
         for item in content:
-            if isinstance(item, Table):
-                print_table(screen, item)
+            if isinstance(item, Text):
+                print_text(screen, item)
+            elif item.box is None:
+                print_grid(screen, item)
             else:
-                screen.print(item)
+                print_table(screen, item)
 
 
-def _parts(report: RunReport, everything: bool) -> Iterator[tuple[str, list[RenderableType]]]:
+def _parts(report: RunReport, everything: bool) -> Iterator[tuple[str, list[Table | Text]]]:
     most, few = (_ALL, _ALL) if everything else (_LINES, _FEW_LINES)
     yield "Attempts", _attempts(report.attempts, few)
     if any(attempt.config_changes for attempt in report.attempts):
@@ -82,7 +86,7 @@ def _parts(report: RunReport, everything: bool) -> Iterator[tuple[str, list[Rend
         yield "Config", _config(report.config, everything=everything)
 
 
-def _left_out(count: int, what: str) -> list[RenderableType]:
+def _left_out(count: int, what: str) -> list[Table | Text]:
     """The line that says what is not shown, if anything is."""
     if count <= 0:
         return []
@@ -123,13 +127,22 @@ def _labelled_facts(report: RunReport) -> Iterator[tuple[str, str]]:
     yield "command", shlex.join(last.command)
     yield "started", f"{moment(report.attempts[0].started_ns)} ({ago(report.attempts[0].started_ns)})"
     yield "ran", f"{duration(report.duration_seconds)} in {counted(len(report.attempts), 'attempt')}"
-    yield "logged", f"{counted(report.rows, 'row')}, next step {run['step']}"
+    yield "logged", f"{counted(report.rows + report.removed_rows, 'row')}, next step {run['step']}"
+    yield "removed", _removed(report)
     yield "delivery", in_one_line(report.delivery)
     yield "group", str(run["group"] or "")
     yield "job type", str(run["job_type"] or "")
     yield "tags", " ".join(_texts(run["tags"]))
     yield "notes", str(run["notes"] or "")
     yield "replaces", str(run["previous_run"] or "")
+
+
+def _removed(report: RunReport) -> str:
+    """What is told below as of the whole run is only of what is left."""
+    if not report.removed_segments:
+        return ""
+    rows = f" with {counted(report.removed_rows, 'row')}" if report.removed_rows else ""
+    return f"{counted(report.removed_segments, 'segment')}{rows}; {counted(report.rows, 'row')} still here"
 
 
 def _versions(current: str, all_versions: JsonValue) -> str:
@@ -152,7 +165,7 @@ def _texts(value: JsonValue) -> list[str]:
 # Attempts and config
 
 
-def _attempts(attempts: Sequence[AttemptReport], most: int) -> list[RenderableType]:
+def _attempts(attempts: Sequence[AttemptReport], most: int) -> list[Table | Text]:
     shown = attempts[-most:]
     listed = table("attempt", "version", "host", "from step>", "started>", "ran>", "state~")
     for attempt in shown:
@@ -160,7 +173,7 @@ def _attempts(attempts: Sequence[AttemptReport], most: int) -> list[RenderableTy
             attempt.attempt,
             attempt.version,
             printable(attempt.host),
-            str(attempt.starting_step),
+            "?" if attempt.starting_step is None else str(attempt.starting_step),
             clock(attempt.started_ns, milliseconds=False),
             duration(attempt.duration_seconds),
             state_text(attempt.state, attempt.reason),
@@ -168,7 +181,7 @@ def _attempts(attempts: Sequence[AttemptReport], most: int) -> list[RenderableTy
     return [listed, *_left_out(len(attempts) - len(shown), "earlier attempt")]
 
 
-def _config_changes(attempts: Sequence[AttemptReport], most: int) -> list[RenderableType]:
+def _config_changes(attempts: Sequence[AttemptReport], most: int) -> list[Table | Text]:
     changes = [
         (attempt.attempt, key, pair) for attempt in attempts for key, pair in attempt.config_changes.items()
     ]
@@ -179,7 +192,7 @@ def _config_changes(attempts: Sequence[AttemptReport], most: int) -> list[Render
     return [listed, *_left_out(len(changes) - len(shown), "earlier change")]
 
 
-def _config(config: Mapping[str, JsonValue], *, everything: bool) -> list[RenderableType]:
+def _config(config: Mapping[str, JsonValue], *, everything: bool) -> list[Table | Text]:
     lines = list(_flat(config))
     shown = lines if everything else lines[:_CONFIG_LINES]
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -211,7 +224,7 @@ def _json(value: JsonValue) -> str:
 # Values and events
 
 
-def _values(report: RunReport, most: int, most_columns: int) -> list[RenderableType]:
+def _values(report: RunReport, most: int, most_columns: int) -> list[Table | Text]:
     columns = report.last_values_of[-most_columns:]
     lines = _value_lines(report, columns)
     shown = lines[:most]
@@ -258,7 +271,7 @@ def _has_own_summary(report: RunReport) -> bool:
     return any(value not in last.get(name, ()) for name, value in report.summary.items())
 
 
-def _system(sample: SystemReport, most: int) -> list[RenderableType]:
+def _system(sample: SystemReport, most: int) -> list[Table | Text]:
     listed = table("metric~", "value>")
     for name, value in [*sample.values.items()][:most]:
         listed.add_row(printable(name), _sampled(name, value))
@@ -273,7 +286,7 @@ def _sampled(name: str, value: StoredValue) -> str:
     return f"{in_bytes(value)}/s" if name.endswith("_bytes_per_second") else value_text(value)
 
 
-def _events(events: Sequence[EventReport], most: int) -> list[RenderableType]:
+def _events(events: Sequence[EventReport], most: int) -> list[Table | Text]:
     shown = events[-most:]
     listed = table("when>", "attempt", "event", "what~")
     for event in shown:
@@ -283,7 +296,7 @@ def _events(events: Sequence[EventReport], most: int) -> list[RenderableType]:
     return [listed, *_left_out(len(events) - len(shown), "earlier event")]
 
 
-def _nonfinite(counts: Mapping[str, int], most: int) -> list[RenderableType]:
+def _nonfinite(counts: Mapping[str, int], most: int) -> list[Table | Text]:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     listed = table("metric~", "values>")
     for name, count in ordered[:most]:

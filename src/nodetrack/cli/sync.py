@@ -1,7 +1,7 @@
 """`nodetrack sync`: send by hand what the journals hold, as the nodes themselves do.
 
-Exit codes: 0 all is delivered, 1 something is missing, 2 wrong usage or unknown run, 130 stopped by Ctrl-C
-(with --follow, which is ended so, 0 or 1).
+Exit codes: 0 all is delivered or left to running nodes, 1 something is missing, 2 wrong usage or unknown run,
+130 stopped by Ctrl-C (with --follow, which is ended so, 0 or 1).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nodetrack.cli.command import (
     note,
     open_folder,
 )
-from nodetrack.cli.delivery_page import Line, delivery_json, print_delivery, sync_command
+from nodetrack.cli.delivery_page import Line, delivery_json, print_delivery, print_places, sync_command
 from nodetrack.cli.runs import natural
 from nodetrack.cli.strict_json import json_text
 from nodetrack.cli.sync_display import LiveDisplay, PlainDisplay
@@ -89,8 +89,10 @@ def sync(
         typer.echo(json_text(_as_json(lines)))
     elif lines:
         print_delivery(console(), lines)
+        print_places(console(), [line.account for line in lines], of_one_run=False)
     incomplete = [line for line in lines if not line.account.is_complete]
     _tell_what_is_left(incomplete, end)
+    incomplete = [line for line in incomplete if not _is_left_to_node(line)]
     if end == "stopped by Ctrl-C" and not follow:
         raise typer.Exit(INTERRUPTED)
     if incomplete or planner.unusable:
@@ -121,10 +123,21 @@ def _as_json(lines: Sequence[Line]) -> dict[str, object]:
     }
 
 
+def _is_left_to_node(line: Line) -> bool:
+    """Whether the run's own delivery is at it, and well."""
+    return line.account.state == "sending"
+
+
 def _tell_what_is_left(incomplete: Sequence[Line], end: End) -> None:
     """The commands that send it, on standard error: they are no part of the table."""
     if end != "done":
         note(f"Sending was ended: {end}.")
+    left = [line for line in incomplete if _is_left_to_node(line)]
+    incomplete = [line for line in incomplete if line not in left]
+    if left:
+        rows, nodes = sum(line.account.missing_rows for line in left), len({line.run for line in left})
+        who = "the running node" if nodes == 1 else f"{nodes} running nodes"
+        note(f"{counted(rows, 'row')} {'is' if rows == 1 else 'are'} left to {who}.")
     runs = list(dict.fromkeys(line.run for line in incomplete))
     if runs:
         rows = sum(line.account.missing_rows for line in incomplete)

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from nodetrack.cli.command import note
 from nodetrack.cli.sync_sending import Sending
-from nodetrack.cli.terminal import counted, printable
+from nodetrack.cli.terminal import counted, print_text, printable
 from nodetrack.redact import redact_text
 
 _LONGEST_NAME: Final = 28
@@ -75,7 +75,7 @@ class LiveDisplay(PlainDisplay):
 
     def tell(self, message: str) -> None:
         """As all remarks, above the bars."""
-        self._progress.console.print(Text(f"nodetrack: {redact_text(message)}"))
+        print_text(self._progress.console, Text(f"nodetrack: {redact_text(message)}"))
 
     def _task_of(self, sending: Sending) -> TaskID:
         if id(sending) not in self._tasks:

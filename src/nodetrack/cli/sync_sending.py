@@ -6,6 +6,8 @@ Each job runs the engine that the node itself delivers with.
 from __future__ import annotations
 
 import contextlib
+import json
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +15,11 @@ from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from nodetrack.backends.factory import build_backend
+from nodetrack.cli.delivery_page import sync_command
 from nodetrack.cli.sync_jobs import Job
 from nodetrack.delivery.engine import Delivery
 from nodetrack.delivery.worker import Status, Worker
+from nodetrack.journal.cursor import Cursor, read_cursors
 from nodetrack.journal.recover import attempt_folders
 from nodetrack.journal.segment import segment_paths
 
@@ -53,6 +57,8 @@ class Sending:
         #: Who has the backend, while this job waits for it.
         self.held_by: int | None = None
         self.rows_before: int | None = None
+        #: Where the backend of this run was, until it is known to be elsewhere now.
+        self._cursor_before = read_cursors(job.run.folder).get(job.backend)
         self._follow = follow
         self._parts: list[tuple[str, ...] | None] = [job.attempts]
         if job.attempts is not None and not follow:
@@ -87,6 +93,17 @@ class Sending:
             self._begin()
             return True
         return not has_ended
+
+    def left_place(self) -> Cursor | None:
+        """The cursor of the place that the run was sent to before, once this job has turned to another."""
+        before, config = self._cursor_before, self.job.config
+        if before is None or before.destination == config.destination():
+            return None
+        now = read_cursors(self.job.run.folder).get(self.job.backend)
+        if now is None or now.destination != config.destination():
+            return None
+        self._cursor_before = None
+        return before
 
     @property
     def rows(self) -> int:
@@ -171,6 +188,9 @@ class Sender:
 
     def _tell_of(self, sending: Sending) -> None:
         """What keeps a job from going on, once for each reason."""
+        left = sending.left_place()
+        if left is not None:
+            self._display.tell(_moved(sending.job, left))
         message = _hindrance(sending, follow=self._follow)
         if message and self._told.get(id(sending)) != message:
             self._display.tell(message)
@@ -193,6 +213,15 @@ class Sender:
             if not sending.ends_within(max(0.0, deadline - time.monotonic())):
                 self._display.tell(f"{_who(sending.job)}: a call of the backend does not come back.")
         self._active.clear()
+
+
+def _moved(job: Job, left: Cursor) -> str:
+    """That the backend is another one from now on, and how it was."""
+    options, there = shlex.quote(json.dumps([left.config])), job.config.destination()
+    return (
+        f"{job.backend} of {job.name} was at {left.destination} and is at {there} from now on; "
+        f"to go back: {sync_command(job.run, options)}"
+    )
 
 
 def _hindrance(sending: Sending, *, follow: bool) -> str:

@@ -79,7 +79,28 @@ def print_table(screen: Console, listed: Table) -> None:
         for column in listed.columns:
             column.no_wrap, column.min_width = False, None
         listed.width = max(screen.width, len(listed.columns) * _LEAST_FOLDED)
-    screen.print(listed, crop=False)
+    print_grid(screen, listed)
+
+
+def print_grid(screen: Console, grid: Table) -> None:
+    """Print a table as it is; where a program reads, without the blanks that fill its lines."""
+    if screen.is_terminal:
+        screen.print(grid, crop=False)
+        return
+    with screen.capture() as captured:
+        screen.print(grid, crop=False)
+    for line in captured.get().splitlines():
+        print_whole(screen, Text(line.rstrip()))
+
+
+def print_text(screen: Console, text: Text) -> None:
+    """Print a text in lines that fit; what has no blank in it, a URL or a path, is never broken."""
+    screen.print(text, overflow="ignore", crop=False)
+
+
+def print_whole(screen: Console, line: Text) -> None:
+    """Print a line that can be selected and copied in one piece, however long it is."""
+    screen.print(line, soft_wrap=True)
 
 
 def least_width(listed: Table) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Iterable
@@ -41,9 +42,10 @@ def steps(backend: Jsonlines) -> list[Any]:
 
 def test_everything_is_sent_once_and_the_table_says_so(lab: Lab, jsonlines: Jsonlines) -> None:
     attempt(lab, range(30))
-    heading, _, line = lab.out("sync", "miner-1", "--backends", to(jsonlines)).splitlines()
+    heading, _, line, place = lab.out("sync", "miner-1", "--backends", to(jsonlines)).splitlines()
     assert heading.split() == ["backend", "logged", "delivered", "missing", "state"]
     assert line.split() == ["jsonlines", "30", "30", "0", "delivered"]
+    assert place == f"jsonlines  {jsonlines.path}"
     assert steps(jsonlines) == list(range(30))
 
 
@@ -209,7 +211,7 @@ def test_rows_that_a_backend_refuses_for_good_are_quarantined_and_counted(
         run.log({"bad": 1.0}, step=10)
     jsonlines.spoil("write reject bad")
     out = lab.out("sync", "--backends", to(jsonlines))
-    heading, _, line, remark = out.splitlines()
+    heading, _, line, remark, _ = out.splitlines()
     assert heading.split() == ["backend", "logged", "delivered", "quarantined", "missing", "state"]
     assert line.split() == ["jsonlines", "11", "10", "1", "0", "delivered"]
     assert "quarantine/jsonlines.jsonl" in remark
@@ -226,6 +228,40 @@ def test_who_sends_the_run_already_is_left_to_it(lab: Lab, jsonlines: Jsonlines)
     assert result.exit_code == 1
     assert f"is being sent by another process (process {os.getpid()})" in result.stderr
     assert jsonlines.lines() == []
+
+
+def test_beside_a_running_node_that_is_well_nothing_is_left_to_do(lab: Lab, jsonlines: Jsonlines) -> None:
+    """The backend takes its time over the first batch, so that there is something left."""
+    jsonlines.spoil("write hang 600")
+    run = lab.start(backends=[jsonlines.config], init_timeout=50, finish_timeout=1)
+    lab.log_steps(run, range(3))
+    result = lab.run("sync", run.id, "--backends", to(jsonlines))
+    try:
+        assert result.exit_code == 0, result.output
+        assert "is being sent by the running node" in result.stderr
+        assert "3 rows are left to the running node." in result.stderr
+        assert "To send the rest" not in result.stderr
+        assert result.stdout.splitlines()[2].split()[-1] == "sending"
+        assert "undelivered" not in lab.out("runs")
+    finally:
+        run.finish()
+
+
+def test_a_run_that_is_sent_elsewhere_than_before_says_so_and_how_to_go_back(
+    lab: Lab, jsonlines: Jsonlines
+) -> None:
+    run = attempt(lab, range(3))
+    lab.out("sync", "--backends", to(jsonlines))
+    elsewhere = jsonlines.path.with_name("elsewhere.jsonl")
+    result = lab.run("sync", "--backends", to(jsonlines, path=str(elsewhere)))
+    [told] = [line for line in result.stderr.splitlines() if "to go back" in line]
+    assert f"jsonlines of {run.name} was at {jsonlines.path} and is at {elsewhere} from now on" in told
+    command = shlex.split(told.partition("to go back: ")[2])
+    assert command[-1] == to(jsonlines)
+    lab.out(*command[command.index("sync") :])
+    assert read_cursors(run.folder)["jsonlines"].destination == str(jsonlines.path)
+    assert steps(jsonlines) == [0, 1, 2], "the old place goes on where it was"
+    assert "to go back" not in lab.run("sync", "--backends", to(jsonlines)).stderr
 
 
 def test_a_backend_that_the_run_calls_itself_has_nothing_to_be_sent(lab: Lab) -> None:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 import nodetrack
-from nodetrack.delivery.account import MissingRange, accounts, has_grown_beyond, missing, missing_rows
+from nodetrack.delivery import account as account_module
+from nodetrack.delivery.account import (
+    account_of,
+    accounts,
+    has_grown_beyond,
+    missing,
+    removed,
+    undelivered,
+)
 from nodetrack.journal.cursor import Cursor, CursorFile
 from nodetrack.journal.reader import SegmentReader
 from nodetrack.journal.segment import segment_paths
@@ -53,7 +65,7 @@ def test_where_nothing_was_sent_everything_is_missing() -> None:
     [part] = missing(run.folder, None)
     assert (part.attempt, part.rows, part.first_step, part.last_step) == (run.attempt, 10, 5, 14)
     assert part.records >= 2, "the record of the attempt and that of its end are missing too"
-    assert missing_rows(run.folder, None) == 10
+    assert undelivered(run.folder, Cursor(backend="b")) == (10, 0)
 
 
 def test_the_missing_range_begins_behind_the_last_row_that_the_backend_has() -> None:
@@ -61,7 +73,7 @@ def test_the_missing_range_begins_behind_the_last_row_that_the_backend_has() -> 
     cursor = cursor_behind(run, run.attempt, 60)
     [part] = missing(run.folder, cursor)
     assert (part.rows, part.first_step, part.last_step) == (40, 60, 99)
-    assert missing_rows(run.folder, cursor) == 40
+    assert undelivered(run.folder, cursor) == (40, 0)
 
 
 def test_steps_that_went_down_are_in_the_range() -> None:
@@ -74,7 +86,7 @@ def test_a_backend_that_has_every_record_lacks_nothing() -> None:
     run = logged(range(10))
     cursor = cursor_behind(run, run.attempt, 10)
     assert missing(run.folder, cursor) == ()
-    assert missing_rows(run.folder, cursor) == 0
+    assert undelivered(run.folder, cursor) == (0, 0)
     assert not has_grown_beyond(run.folder, cursor)
     logged([10])
     assert has_grown_beyond(run.folder, cursor)
@@ -88,7 +100,7 @@ def test_rows_alone_are_not_all_the_end_of_the_attempt_is_missing_too() -> None:
     [progress] = cursor.segments()
     progress.rows, progress.offset = 10, last.offset + 1  # anywhere inside the last row's frame is behind it
     [part] = missing(run.folder, cursor)
-    assert part == MissingRange(run.attempt, rows=0, records=1)
+    assert (part.attempt, part.rows, part.records, part.first_step) == (run.attempt, 0, 1, None)
 
 
 def test_every_attempt_and_segment_is_counted_and_they_can_be_chosen() -> None:
@@ -98,7 +110,7 @@ def test_every_attempt_and_segment_is_counted_and_they_can_be_chosen() -> None:
     cursor = cursor_behind(first, first.attempt, 200)
     parts = [(part.attempt, part.rows, part.first_step) for part in missing(first.folder, cursor)]
     assert parts == [(first.attempt, 100, 200), (second.attempt, 10, 300)]
-    assert missing_rows(first.folder, cursor) == 110
+    assert undelivered(first.folder, cursor) == (110, 0)
     [chosen] = missing(first.folder, cursor, [second.attempt])
     assert chosen.rows == 10
 
@@ -139,6 +151,65 @@ def test_segments_that_were_removed_after_delivery_still_count() -> None:
     assert (account.logged, account.delivered, account.missing_rows) == (300, 250, 50)
     assert account.unexplained == 0
     assert account == accounts(run.folder)["b"]
+
+
+def test_removed_segments_are_counted_with_their_rows_where_a_backend_has_counted_them() -> None:
+    run = logged(range(300), segment_bytes=4096)
+    first, second, *others = segment_paths(run.folder / run.attempt)
+    assert others, "of the newest segment nothing could be told"
+    assert removed(run.folder) == (0, 0)
+    first.unlink()
+    assert removed(run.folder) == (1, 0)
+    CursorFile(run.folder, "b").path.parent.mkdir()
+    cursor = cursor_behind(run, run.attempt, 300)
+    cursor.progress(run.attempt, first.name).rows = 70
+    cursor.progress(run.attempt, second.name).lost = 5
+    CursorFile(run.folder, "b").write(cursor)
+    assert removed(run.folder) == (1, 70)
+    rows = cursor.progress(run.attempt, second.name).rows
+    second.unlink()
+    assert removed(run.folder) == (2, 75 + rows)
+    assert undelivered(run.folder, cursor).lost == 5
+
+
+def test_what_a_running_node_sends_just_now_is_neither_behind_nor_undelivered() -> None:
+    """The node is this process. Another one has the backend's lock: the parent of the tests, who is there."""
+    run = nodetrack.init("p", role="miner", uid=1, version="0.1.0", mode="offline")
+    run.log({"a": 1.0}, step=0)
+    cursor = Cursor(backend="b", state="ok")
+    lock = CursorFile(run.folder, "b").path.with_suffix(".lock")
+    lock.parent.mkdir()
+    lock.write_text(str(os.getppid()))
+    assert account_of(run.folder, cursor).state == "sending"
+    assert undelivered(run.folder, cursor) == (0, 0)
+    lock.write_text(str(os.getpid()))
+    assert account_of(run.folder, cursor).state == "behind", "who asks is not at it"
+    lock.write_text(str(os.getppid()))
+    cursor.note_error("down", "Connection refused")
+    assert account_of(run.folder, cursor).state == "down"
+    cursor.state = "ok"
+    run.finish()
+    assert account_of(run.folder, cursor).state == "behind"
+    assert undelivered(run.folder, cursor) == (1, 0)
+
+
+def test_rows_that_nobody_takes_for_a_while_are_behind_also_of_a_running_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = nodetrack.init("p", role="miner", uid=1, version="0.1.0", mode="offline")
+    run.log({"a": 1.0}, step=0)
+    cursor = Cursor(backend="b", state="ok")
+    lock = CursorFile(run.folder, "b").path.with_suffix(".lock")
+    lock.parent.mkdir()
+    lock.write_text(str(os.getppid()))
+    later = time.time_ns() + int(100e9)
+    monkeypatch.setattr(account_module.time, "time_ns", lambda: later)
+    assert account_of(run.folder, cursor).state == "behind"
+    cursor.last_ack_ns = later - int(1e9)
+    assert account_of(run.folder, cursor).state == "sending"
+    cursor.last_ack_ns = 0
+    cursor.config = {"batch_seconds": 100}
+    assert account_of(run.folder, cursor).state == "sending"
 
 
 def test_a_torn_tail_is_not_missing() -> None:
