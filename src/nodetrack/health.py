@@ -16,8 +16,8 @@ class Skipped(msgspec.Struct, frozen=True):
 
 class BackendHealth(msgspec.Struct, frozen=True):
     """One backend: how far it has come, and what went wrong last. Counts are rows of this attempt that this
-    process logged: not those of earlier attempts, nor those of forked children. `nodetrack show RUN --delivery`
-    counts the whole run.
+    process logged: not those of earlier attempts, nor those of forked children. `nodetrack show RUN
+    --delivery` counts the whole run.
     """
 
     #: starting: has not answered yet. down: cannot be had just now. refused: does not let us in.
