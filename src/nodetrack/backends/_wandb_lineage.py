@@ -72,6 +72,13 @@ class WandbConfig(BackendConfig):
         url = self.base_url or os.environ.get("WANDB_BASE_URL") or _HOSTED
         return "/".join([url.rstrip("/"), self.entity or "", self.project or ""]).rstrip("/")
 
+    def public(self) -> dict[str, JsonValue]:
+        """See BackendConfig. That it is offline as well where the environment said so: `nodetrack sync` from
+        another shell must not upload what the node was told to keep.
+        """
+        offline: dict[str, JsonValue] = {"mode": "offline", "dir": str(self.folder)} if self.offline else {}
+        return {**super().public(), **offline}
+
 
 class Metric(msgspec.Struct, frozen=True):
     """How a metric is drawn, under the names that W&B knows."""
