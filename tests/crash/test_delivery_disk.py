@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +91,9 @@ def test_without_the_backend_nothing_is_removed_up_to_the_hard_limit(
     assert health.delivered + health.lost == 26_000
     assert len(jsonlines.rows()) == health.delivered
     assert len([warning for warning in run.health().warnings if "counted as lost" in warning]) == 1
+    assert re.search(
+        r"pruned .*; rows removed unsent: \d+ of jsonlines", (Path(run.dir) / "delivery.log").read_text()
+    )
 
 
 @pytest.mark.case("C026")

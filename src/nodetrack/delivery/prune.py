@@ -84,7 +84,7 @@ class Pruner:
         finally:
             if self._removed > removed:
                 lost = ", ".join(f"{count} of {name}" for name, count in self._lost.items()) or "none"
-                self._note(f"{self._removed} segments pruned from the journal so far; rows lost: {lost}")
+                self._note(f"{self._removed} segments pruned so far; rows removed unsent: {lost}")
 
     def _prune(self) -> None:
         segments = list(self._segments())

@@ -91,7 +91,8 @@ class Worker:
         self._cursor_lock = threading.Lock()
         self._run_folder, self._project, self._attempts = run_folder, project, attempts
         self._own_attempt = own_attempt
-        self._has_cursor = False
+        #: Whether the cursor is ours to write, and whether it ever was: others only move it on.
+        self._has_cursor = self._had_cursor = False
         self._state: WorkerState = "starting"
         self._failures = 0
         self._opened = False
@@ -141,9 +142,9 @@ class Worker:
         return self._lock.owner() if self._state == "waiting" else None
 
     def offset(self, attempt: str, segment_name: str) -> int | None:
-        """How far the backend has come in a segment; None while the cursor is not the worker's."""
+        """How far the backend has come in a segment, at least; None until the worker has had its cursor."""
         with self._cursor_lock:
-            if not self._has_cursor:
+            if not self._had_cursor:
                 return None
             return self._cursor.progress(attempt, segment_name).offset
 
@@ -229,7 +230,8 @@ class Worker:
         cursor.state = "starting"
         self._backend.memory = copy.deepcopy(cursor.memory)
         with self._cursor_lock:
-            self._cursor, self._state, self._has_cursor = cursor, "starting", True
+            self._cursor, self._state = cursor, "starting"
+            self._has_cursor = self._had_cursor = True
         self._save()
         self._tell()
         source = Source(self._run_folder, self._project, cursor, self._attempts)

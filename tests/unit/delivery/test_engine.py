@@ -510,8 +510,10 @@ def test_a_folder_that_cannot_be_written_for_a_while_is_waited_for() -> None:
     assert len(backend.rows()) == 10
 
 
-def test_who_has_ended_says_nothing_of_the_cursor_any_more() -> None:
-    """It is the next process's: what this one wrote there would undo what that one has counted."""
+def test_who_has_ended_writes_nothing_to_the_cursor_any_more() -> None:
+    """It is the next process's: what this one wrote there would undo what that one has counted. How far it had
+    come stays known, so that what was delivered can be pruned at the end.
+    """
     folder = logged(10)
     delivery = Delivery(folder, "p", {"scripted": Scripted()}, follow=False)
     delivery.start()
@@ -519,7 +521,8 @@ def test_who_has_ended_says_nothing_of_the_cursor_any_more() -> None:
     [worker] = delivery.workers.values()
     before = CursorFile(folder, "scripted").path.read_bytes()
     [attempt] = TrackingFolder(Path(".nodetrack")).runs()[0].attempts
-    assert worker.offset(attempt.id, "segment-000001.ntj") is None
+    [segment] = folder.glob("*/segment-000001.ntj")
+    assert worker.offset(attempt.id, "segment-000001.ntj") == segment.stat().st_size
     assert worker.note_lost(attempt.id, "segment-000001.ntj", 1, 5) is False
     assert CursorFile(folder, "scripted").path.read_bytes() == before
 
