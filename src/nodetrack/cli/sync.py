@@ -100,8 +100,12 @@ def sync(
 
 
 def _account(job: Job) -> Account:
-    """What the backend has now of the attempts that were to be sent."""
-    cursor = read_cursors(job.run.folder).get(job.backend) or Cursor(backend=job.backend)
+    """What the backend has now, where it was to be sent, of the attempts that were to be. A running node may
+    go on sending elsewhere.
+    """
+    cursor, place = read_cursors(job.run.folder).get(job.backend), job.config.destination()
+    if cursor is None or cursor.destination != place:
+        cursor = Cursor(backend=job.backend, destination=place)
     return account_of(job.run.folder, cursor, job.attempts)
 
 

@@ -243,6 +243,8 @@ def test_beside_a_running_node_that_is_well_nothing_is_left_to_do(lab: Lab, json
         assert "To send the rest" not in result.stderr
         assert result.stdout.splitlines()[2].split()[-1] == "sending"
         assert "undelivered" not in lab.out("runs")
+        elsewhere = lab.run("sync", run.id, "--backends", to(jsonlines, path=f"{jsonlines.path}-2"))
+        assert (elsewhere.exit_code, "left to the running node." in elsewhere.stderr) == (1, False)
     finally:
         run.finish()
 
