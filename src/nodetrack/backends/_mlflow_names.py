@@ -120,10 +120,11 @@ def _leaves(
 
 
 def _legal_part(part: str) -> str:
-    if part in (".", ".."):
-        return part.replace(".", ":2E")
+    # MLflow refuses `.`, and whatever begins with two dots.
+    first = ":2E" if part == "." or part.startswith("..") else ""
     # `quote` leaves letters, digits and `_.-~`, and of these MLflow takes all but the last.
-    return quote(part, safe=" ").replace("~", "%7E").replace("%", ":") or _EMPTY
+    rest = quote(part[1:] if first else part, safe=" ").replace("~", "%7E").replace("%", ":")
+    return first + rest or _EMPTY
 
 
 def _digest(text: str) -> str:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nodetrack
@@ -48,6 +48,9 @@ def _mlflow_takes(name: str) -> bool:
 
 @settings(deadline=None)  # MLflow is imported once
 @given(_NAMES)
+@example("..0")
+@example("...")
+@example("a/..")
 def test_every_name_becomes_one_that_mlflow_takes_and_comes_back(name: str) -> None:
     """The inverse needs nothing but the name, and for one that was cut the run's tags."""
     written = legal(name)
@@ -88,7 +91,7 @@ def test_usual_names_are_left_as_they_are() -> None:
 
 @pytest.mark.parametrize(
     ("name", "written"),
-    [("a//b", "a/::/b"), ("/", "::/::"), ("a/", "a/::"), ("a/../b", "a/:2E:2E/b"), (".", ":2E"), ("", "::")],
+    [("a//b", "a/::/b"), ("/", "::/::"), ("a/", "a/::"), ("a/../b", "a/:2E./b"), (".", ":2E"), ("", "::")],
 )
 def test_names_that_would_be_another_path_are_written_apart(name: str, written: str) -> None:
     """MLflow refuses a name that a file system would read as another one."""
