@@ -165,4 +165,4 @@ def test_a_node_in_a_container_of_its_own_is_sent_at_the_next_start(
         command = [*unshare, sys.executable, "-c", textwrap.dedent(body), str(jsonlines.path), way]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, timeout=100)
         assert done.returncode == code, done.stderr
-    assert sorted(delivered(jsonlines)) == list(range(200))  # type: ignore[type-var]
+    assert sorted(row["step"] for row in jsonlines.rows()) == sorted([*range(100)] * 2)  # type: ignore[type-var]
