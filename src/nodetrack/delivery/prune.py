@@ -108,8 +108,9 @@ class Pruner:
             for segment in removable(segments):
                 if size <= limit:
                     return
-                if self._note_lost(segment):
-                    size -= self._remove(segment, segments)
+                lost = self._lost_with(segment)
+                if lost is not None and self._count(segment, lost):
+                    size -= self._remove_counted(segment, segments, lost)
 
     # -- what there is -------------------------------------------------------------------------------
 
@@ -165,23 +166,37 @@ class Pruner:
             return True
         return segment.size - offset <= _MOST_TORN_BYTES and not _records_behind(segment.path, offset)[1]
 
-    def _note_lost(self, segment: _Segment) -> bool:
-        """Count the rows that a backend does not have; False while that is not known."""
+    def _lost_with(self, segment: _Segment) -> dict[str, int] | None:
+        """The rows of a segment that each backend does not have; None while that is not known."""
         offsets = self._offsets(segment)
         if offsets is None:
-            return False
-        lost = {}
-        for backend, offset in offsets.items():
-            rows = _records_behind(segment.path, offset)[0] if offset < segment.size else 0
-            if rows:
-                self._workers[backend].note_lost(
-                    segment.attempt, segment.path.name, self._writer(segment), rows
-                )
-                lost[backend] = rows
-        if not self._workers:
-            lost["the journal"] = _records_behind(segment.path, 0)[0]
-        self._tell(lost)
+            return None
+        behind = {
+            backend: _records_behind(segment.path, offset)[0] if offset < segment.size else 0
+            for backend, offset in offsets.items()
+        }
+        return {backend: rows for backend, rows in behind.items() if rows}
+
+    def _count(self, segment: _Segment, lost: Mapping[str, int]) -> bool:
+        """Count rows as lost; False, with nothing counted, if a cursor is another process's by now."""
+        writer, counted = self._writer(segment), dict[str, int]()
+        for backend, rows in lost.items():
+            if not self._workers[backend].note_lost(segment.attempt, segment.path.name, writer, rows):
+                self._count(segment, {name: -count for name, count in counted.items()})
+                return False
+            counted[backend] = rows
         return True
+
+    def _remove_counted(self, segment: _Segment, segments: list[_Segment], lost: Mapping[str, int]) -> int:
+        """Remove a segment whose rows are counted as lost. Raises OSError if it stays: then none is."""
+        told = lost if self._workers else {"the journal": _records_behind(segment.path, 0)[0]}
+        try:
+            size = self._remove(segment, segments)
+        except OSError:
+            self._count(segment, {backend: -rows for backend, rows in lost.items()})
+            raise
+        self._tell(told)
+        return size
 
     def _tell(self, lost: Mapping[str, int]) -> None:
         self._lost.update(lost)

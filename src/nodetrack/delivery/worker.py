@@ -158,7 +158,8 @@ class Worker:
             entry = self._cursor.progress(attempt, segment_name)
             entry.writer = writer
             entry.lost += rows
-        return self._save()
+        self._save()  # on a full disk it is counted in memory, and written when there is room again
+        return True
 
     # -- the thread ----------------------------------------------------------------------------------
 
