@@ -241,6 +241,9 @@ def _binned(
     low, high = limits or (min(finite, default=0.0), max(finite, default=1.0))
     if low == high:
         low, high = low - 0.5, high + 0.5
+    if math.isinf(high - low):  # wider than a float can say
+        counts, edges, nonfinite = _binned([value / 4 for value in values], bins, (low / 4, high / 4))
+        return counts, [edge * 4 for edge in edges], nonfinite
     width = (high - low) / bins
     edges = [low + width * index for index in range(bins)] + [high]
     counts = [0.0] * bins

@@ -461,3 +461,10 @@ def test_a_forked_child_looks_after_its_own_segment(run: Run) -> None:
         busy = [thread.name for thread in threading.enumerate()]
         os._exit(0 if "nodetrack-keeper" not in idle and "nodetrack-keeper" in busy else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_histogram_of_values_that_are_too_far_apart_for_a_float_is_one() -> None:
+    histogram = nodetrack.Histogram([1.0, math.nan, math.inf, 1e308, -1e308], bins=4)
+    assert histogram.counts == [1, 0, 1, 1]
+    assert histogram.edges == [-1e308, -5e307, 0.0, 5e307, 1e308]
+    assert histogram.nonfinite == 2

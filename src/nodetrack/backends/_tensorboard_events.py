@@ -44,6 +44,7 @@ from nodetrack.records import Event as OurEvent
 _LARGEST: Final = float(np.finfo(np.float32).max)
 #: Config and other texts about the attempt stand before all rows, so that no going back purges them.
 _BEFORE_ROWS: Final = -1
+_LARGEST_STEP: Final = 2**63 - 1
 _MOST_TEMPLATES: Final = 256
 #: From so many records of one length on, checking them together is faster.
 _FEW: Final = 64
@@ -210,7 +211,7 @@ def file_version() -> bytes:
 def _purge(time_ns: int, step: int) -> bytes:
     """From here on readers forget what the same folder holds of `step` and beyond."""
     log = SessionLog(status=SessionLog.START)
-    return _bytes(Event(wall_time=time_ns / 1e9, step=step, session_log=log))
+    return _bytes(Event(wall_time=time_ns / 1e9, step=min(step, _LARGEST_STEP), session_log=log))
 
 
 def _text(time_ns: int, tag: str, value: JsonValue, step: int = _BEFORE_ROWS) -> bytes:

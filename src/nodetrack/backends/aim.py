@@ -214,7 +214,7 @@ class AimBackend(Backend[AimConfig]):
         try:
             return make(stored)
         except (OSError, ValueError) as error:  # such as an image that its library cannot read
-            self.leave_out(f"Aim cannot hold this {stored['type']}: {error}")
+            self.leave_out(f"Aim cannot hold this {stored['type']} ({type(error).__name__})")
             return None
 
     def _set(self, key: str | tuple[str, ...], value: object, time_ns: int) -> None:

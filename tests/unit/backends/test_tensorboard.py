@@ -139,6 +139,12 @@ def test_a_rewind_purges_what_readers_show_and_the_file_keeps_it(tmp_path: Path,
     assert raw_steps(the_file(tmp_path), "latest/train/loss") == [0, 1, 2, 3, 2, 3]
 
 
+def test_a_rewind_to_the_last_step_that_there_is_costs_nothing(tmp_path: Path, attempt: Attempt) -> None:
+    back = Event(offset=0, time_ns=attempt.now_ns(), name="rewind", data={"step": 2**63 - 1})
+    deliver(tmp_path, attempt.batch(*attempt.begin(), *attempt.rows(0, 1), back, *attempt.rows(2)))
+    assert [step for step, _ in scalars(tmp_path, "latest/train/loss")] == [0, 1, 2]
+
+
 def test_going_back_to_the_first_step_keeps_config_and_hyper_parameters(
     tmp_path: Path, attempt: Attempt
 ) -> None:
