@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from nodetrack.errors import UsageError
 from nodetrack.identity.id_file import check_run_id
 from nodetrack.identity.lock import NodeLock
 from nodetrack.journal.null import NullJournal
-from nodetrack.journal.recover import Recovered, attempt_folders
+from nodetrack.journal.recover import Recovered
 from nodetrack.journal.writer import JournalWriter
 from nodetrack.keeper import Keeper, touch
 from nodetrack.machine import encodable
@@ -27,11 +26,11 @@ from nodetrack.process_end import describe_error, exit_code_of, process_end
 from nodetrack.records import JsonValue, Kind
 from nodetrack.redact import redact
 from nodetrack.run_delivery import RunDelivery, segment_bytes
+from nodetrack.run_files import remove_unused, write_side_files
 from nodetrack.run_state import Identity, RunState, plain_values
 from nodetrack.run_summary import Config
 from nodetrack.settings import Settings
 
-RUN_FILE: Final = "run.json"
 HEARTBEAT_FILE: Final = "heartbeat"
 #: So much is logged between two marks; see `journal.recover`.
 MARK_BYTES: Final = 1024 * 1024
@@ -165,23 +164,9 @@ class Attempt:
         """The files beside the journal, for people: the journal says the same."""
         if self.state.disabled:
             return
-        identity = self.state.identity
-        run = {
-            "schema_version": 1,
-            "id": identity.run,
-            "project": identity.project,
-            "role": identity.role,
-            "uid": identity.uid,
-            "environment": identity.environment,
-            "previous_run": identity.previous_run,
-            "created_ns": time.time_ns(),
-        }
-        folder = identity.attempt_folder
+        config = self._public_config(self.config.as_dict())
         try:
-            if not (identity.folder / RUN_FILE).exists():
-                (identity.folder / RUN_FILE).write_bytes(_json(run))
-            (folder / "metadata.json").write_bytes(_json(self._description()))
-            (folder / "config.json").write_bytes(_json(self._public_config(self.config.as_dict())))
+            write_side_files(self.state.identity, self._description(), config)
         except OSError as error:
             if not self.state.journal.failing:  # else the journal has said it of the same disk
                 self.state.warn_once(
@@ -274,7 +259,7 @@ class Attempt:
         self._record_end("finished", 0, f"goes on as run {run_id}")
         state.journal.close()
         if not state.logged:
-            _remove_unused(state.identity)
+            remove_unused(state.identity)
         identity, recovered = self._rebase(run_id)
         self._retry = None  # the id file names the checkpoint's run now
         lock = state.journal.lock
@@ -438,18 +423,3 @@ def _label(value: object) -> object:
     if value is None or isinstance(value, str):
         return value
     return tuple(str(part) for part in cast("Iterable[object]", value))
-
-
-def _remove_unused(identity: Identity) -> None:
-    """Take away an attempt that never logged, and its run if that has no other."""
-    with contextlib.suppress(OSError):  # what cannot be removed does no harm
-        for path in identity.attempt_folder.iterdir():
-            path.unlink()
-        identity.attempt_folder.rmdir()
-        if not attempt_folders(identity.folder):
-            (identity.folder / RUN_FILE).unlink()
-            identity.folder.rmdir()
-
-
-def _json(value: object) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
