@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
 import msgspec
-from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
-from tenacity.stop import stop_when_event_set
 
 from nodetrack.backends.base import Backend, Batch, RunInfo
 from nodetrack.delivery.connection import describe_failure
 from nodetrack.delivery.lock import BackendLock
+from nodetrack.delivery.patience import Patience
 from nodetrack.delivery.quarantine import Quarantine
 from nodetrack.delivery.source import Source, Taken, has_all
 from nodetrack.delivery.spec import revealed
@@ -35,11 +34,6 @@ WorkerState = Literal[BackendState, "waiting", "done"]
 #: A batch that was sent, and the records of it that were refused for good, with the reasons.
 _Sent: TypeAlias = tuple[Taken, list[tuple[Record, str]]]
 
-_FIRST_PAUSE_SECONDS: Final = 0.5
-_LONGEST_PAUSE_SECONDS: Final = 60.0
-_LONGEST_PAUSE_AT_THE_END_SECONDS: Final = 2.0
-#: A service may ask for more, by mistake or malice, and is asked again after so long.
-_LONGEST_ASKED_SECONDS: Final = 3600.0
 _LOCK_POLL_SECONDS: Final = 0.2
 #: After so many failures in a row the backend is closed and opened anew.
 _FAILURES_TO_REOPEN: Final = 3
@@ -81,7 +75,8 @@ class Worker:
     ) -> None:
         self.kind = kind
         self._backend = backend
-        self._draining = draining
+        self._patience = Patience(draining)
+        self._draining, self._stopping = draining, self._patience.stopping
         self._changed = changed
         self._file = CursorFile(run_folder, kind)
         self._lock = BackendLock(run_folder / CURSORS / f"{kind}.lock")
@@ -94,13 +89,9 @@ class Worker:
         #: Whether the cursor is ours to write, and whether it ever was: others only move it on.
         self._has_cursor = self._had_cursor = False
         self._state: WorkerState = "starting"
-        self._failures = 0
         self._opened = False
         self._has_taken_any = False
         self._held: list[_Sent] = []
-        self._asked_to_wait = False
-        self._stopping = threading.Event()
-        self._awake = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"nodetrack-{kind}", daemon=True)
 
     # -- from other threads --------------------------------------------------------------------------
@@ -111,12 +102,11 @@ class Worker:
 
     def wake(self) -> None:
         """Look for records, or try again, now."""
-        self._awake.set()
+        self._patience.wake()
 
     def stop(self) -> None:
         """End after the call that is under way."""
-        self._stopping.set()
-        self._awake.set()
+        self._patience.stop()
 
     def join(self, timeout: float | None) -> bool:
         """Whether the thread has ended within `timeout` seconds."""
@@ -173,7 +163,7 @@ class Worker:
                     _log.exception("Delivery to %s stumbled", self.kind)
                     self._enter("down", f"delivery stumbled, and begins again ({describe(error)})")
                     self._leave()
-                    self._rest()
+                    self._patience.rest()
                 else:
                     return
         finally:
@@ -186,11 +176,6 @@ class Worker:
         with self._cursor_lock:
             self._has_cursor = False
         self._lock.release()
-
-    def _rest(self) -> None:
-        at_the_end = self._draining.is_set()
-        self._awake.wait(_LONGEST_PAUSE_AT_THE_END_SECONDS if at_the_end else _LONGEST_PAUSE_SECONDS)
-        self._awake.clear()
 
     def _have_lock(self) -> bool:
         while not self._acquired():
@@ -255,8 +240,7 @@ class Worker:
                 self._enter("done")
                 return
             else:  # what grew meanwhile waits for others, so long as was asked for
-                self._awake.wait(max(0.0, since + config.batch_seconds - time.monotonic()))
-                self._awake.clear()
+                self._patience.wait(max(0.0, since + config.batch_seconds - time.monotonic()))
                 since, same_round = time.monotonic(), False
 
     def _open(self, source: Source) -> None:
@@ -372,65 +356,18 @@ class Worker:
         reason = next(refused[-1][1] for _, refused in reversed(self._held) if refused)
         self._held.clear()
         self._enter("refused", f"{self.kind} takes no record at all: {reason}")
-        self._rest()
+        self._patience.rest()
         return held
-
-    # -- trying again --------------------------------------------------------------------------------
 
     def _persist(self, call: Callable[[], None]) -> bool:
         """Call until it succeeds; False if the worker was stopped before. Raises BatchRejectedError."""
-        retrying = Retrying(
-            retry=retry_if_exception(_may_pass),
-            wait=self._pause,
-            stop=stop_when_event_set(self._stopping),
-            sleep=self._sleep,
-            before_sleep=self._note_failure,
-            reraise=True,
-        )
+        return self._patience.persist(call, self._note_failure)
 
-        def unless_stopped() -> bool:
-            if self._stopping.is_set():
-                return False
-            call()
-            return True
-
-        try:
-            done = retrying(unless_stopped)
-        except BatchRejectedError:
-            self._failures = 0
-            raise
-        except Exception:
-            if not self._stopping.is_set():
-                raise
-            return False
-        self._failures = 0
-        return done
-
-    def _pause(self, state: RetryCallState) -> float:
-        """How long until the next try: what the service asks for, else longer and longer."""
-        asked = getattr(_error_of(state), "retry_after_seconds", None)
-        if asked is not None:
-            return min(max(0.0, float(asked)), _LONGEST_ASKED_SECONDS)
-        pause = wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS)(state)
-        return min(pause, _LONGEST_PAUSE_AT_THE_END_SECONDS) if self._draining.is_set() else pause
-
-    def _sleep(self, seconds: float) -> None:
-        """Until the next try is due, or somebody wakes the worker. A service that named the time is not
-        asked before.
-        """
-        event = self._stopping if self._asked_to_wait else self._awake
-        event.wait(seconds)
-        self._awake.clear()
-
-    def _note_failure(self, state: RetryCallState) -> None:
-        error = _error_of(state)
-        self._asked_to_wait = getattr(error, "retry_after_seconds", None) is not None
-        self._failures += 1
-        if self._opened and self._failures % _FAILURES_TO_REOPEN == 0:
+    def _note_failure(self, error: BaseException | None, in_a_row: int) -> None:
+        if self._opened and in_a_row % _FAILURES_TO_REOPEN == 0:
             self._close()
         refused = isinstance(error, BackendRefusedError)
-        words = describe_failure(error, self._destination)
-        self._enter("refused" if refused else "down", words)
+        self._enter("refused" if refused else "down", describe_failure(error, self._destination))
 
     # -- what others see -----------------------------------------------------------------------------
 
@@ -460,11 +397,3 @@ class Worker:
             self._changed(self.status())
         except Exception:  # whoever listens must not end the delivery
             _log.exception("A listener of the delivery failed")
-
-
-def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, Exception) and not isinstance(error, BatchRejectedError)
-
-
-def _error_of(state: RetryCallState) -> BaseException | None:
-    return state.outcome.exception() if state.outcome is not None else None

@@ -469,7 +469,7 @@ def test_a_few_rows_that_are_refused_by_a_backend_that_takes_none_are_not_given_
 
 
 def test_a_service_that_asks_to_wait_for_ever_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodetrack.delivery.worker._LONGEST_ASKED_SECONDS", 0.05)
+    monkeypatch.setattr("nodetrack.delivery.patience._LONGEST_ASKED_SECONDS", 0.05)
     folder = logged(10)
     answers = iter([1e12, -5.0, float("inf")])
 
