@@ -20,6 +20,7 @@ from typing import Annotated, Final, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from nodetrack.dotenv_file import MOST_BYTES, read_dotenv
 from nodetrack.errors import SettingsError
 from nodetrack.invalid import nearest, reason, shown
 
@@ -252,8 +253,7 @@ def _layers(arguments: Mapping[str, object], start: Path | None) -> _Layers:
 def environment() -> dict[str, str]:
     """This environment, and what `.env` in the working folder adds to it, as a delivery process has it."""
     folder = _working_folder()
-    found = _dotenv_values(folder / ".env") if folder is not None else {}
-    return {**{name: value for name, value in found.items() if value is not None}, **os.environ}
+    return {**(_dotenv_values(folder / ".env") if folder is not None else {}), **os.environ}
 
 
 def _working_folder() -> Path | None:
@@ -298,10 +298,10 @@ def _from_arguments(arguments: Mapping[str, object]) -> dict[str, _Given]:
     return {name: _Given(value, "argument") for name, value in arguments.items() if value is not None}
 
 
-def _from_variables(variables: Mapping[str, str | None], place: str) -> dict[str, _Given]:
+def _from_variables(variables: Mapping[str, str], place: str) -> dict[str, _Given]:
     found = {}
     for variable, value in variables.items():
-        if not variable.startswith(PREFIX) or variable.startswith(_OTHER_PREFIXES) or value is None:
+        if not variable.startswith(PREFIX) or variable.startswith(_OTHER_PREFIXES):
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name in Settings.model_fields:
@@ -315,19 +315,14 @@ def _from_variables(variables: Mapping[str, str | None], place: str) -> dict[str
 
 def _from_dotenv(start: Path) -> dict[str, _Given]:
     path = start / ".env"
+    if _is_file(path) and path.stat().st_size > MOST_BYTES:
+        logger.warning("%s is longer than %d KiB: the rest is not read.", path, MOST_BYTES // 1024)
     return _from_variables(_dotenv_values(path), str(path))
 
 
-def _dotenv_values(path: Path) -> Mapping[str, str | None]:
-    if not _is_file(path):
-        return {}
-    from dotenv import dotenv_values
-
-    try:
-        return dotenv_values(path)
-    except (OSError, ValueError) as error:  # it may be another program's; ValueError: it is no UTF-8
-        logger.debug("%s is passed over: %s.", path, error)
-        return {}
+def _dotenv_values(path: Path) -> dict[str, str]:
+    """For all who need one: a setting and a service's token come from the same `.env`."""
+    return read_dotenv(path) if _is_file(path) else {}
 
 
 def _from_toml(start: Path) -> dict[str, _Given]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodetrack.errors import SettingsError
-from nodetrack.settings import PREFIX, Backends, resolve, resolve_backends
+from nodetrack.settings import PREFIX, Backends, environment, resolve, resolve_backends
 
 
 @pytest.fixture(autouse=True)
@@ -228,12 +228,34 @@ def test_a_file_that_may_not_be_looked_for_is_not_there(
 
 
 def test_a_dotenv_that_may_not_be_read_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> object:
-        raise PermissionError(13, "Permission denied", str(path))
+    def refuse(**_: object) -> object:
+        raise PermissionError(13, "Permission denied")
 
     (tmp_path / ".env").write_text("NODETRACK_UID=4\n")
     monkeypatch.setattr("dotenv.dotenv_values", refuse)
     assert resolve(start=tmp_path).origins["uid"] == "default"
+
+
+def test_a_dotenv_without_end_is_read_as_far_as_one_has_variables_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ".env").write_text("NODETRACK_UID=4\n" + "A=1\n" * 300_000 + "NODETRACK_ROLE=late\n")
+    settings = resolve(start=tmp_path).settings
+    assert (settings.uid, settings.role) == ("4", "trainer")
+    assert caplog.messages == [f"{tmp_path / '.env'} is longer than 64 KiB: the rest is not read."]
+
+
+def test_a_dotenv_gives_an_environment_that_a_process_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of values are filled in, to an end."""
+    monkeypatch.setenv("OUTER", "o")
+    grown = "".join(f"G{n + 1}=" + f"${{G{n}}}" * 20 + "\n" for n in range(9))
+    Path(".env").write_text(
+        f"HOST=h\nURL=http://${{HOST}}/${{OUTER}}/${{NONE:-d}}\nNUL=a\0b\n'a=b'=c\nEMPTY\nG0=1\n{grown}"
+    )
+    found = environment()
+    assert found["URL"] == "http://h/o/d"
+    assert not {"NUL", "a=b", "EMPTY", "G4"} & set(found)
+    assert max(map(len, found.values())) <= 64 * 1024
 
 
 def test_a_working_folder_that_was_removed_has_no_settings(tmp_path: Path) -> None:
