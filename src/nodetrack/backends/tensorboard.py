@@ -23,6 +23,7 @@ from pydantic import AfterValidator, Field
 from nodetrack.backends.base import Backend, BackendConfig, Batch, RunInfo, Sdk
 from nodetrack.errors import BackendRefusedError
 from nodetrack.identity.id_file import file_name_part
+from nodetrack.machine import working_folder
 from nodetrack.records import JsonValue, Row, SystemRow
 
 if TYPE_CHECKING:
@@ -36,11 +37,16 @@ _REFUSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.
 _log = logging.getLogger("nodetrack")
 
 
+def _absolute(folder: Path) -> Path:
+    """Also in a working folder that was removed."""
+    return folder if folder.is_absolute() else working_folder() / folder
+
+
 class TensorboardConfig(BackendConfig):
     """`tensorboard --logdir` takes the same folder."""
 
     kind: Literal["tensorboard"] = "tensorboard"
-    log_dir: Annotated[Path, AfterValidator(Path.absolute)] = Field(
+    log_dir: Annotated[Path, AfterValidator(_absolute)] = Field(
         Path("tensorboard"), description="folder of the event files", validate_default=True
     )
 

@@ -395,3 +395,12 @@ def test_names_that_are_no_folder_names_stay_inside(tmp_path: Path, attempt: Att
 
 def _with(attempt: Attempt, **fields: str) -> object:
     return msgspec.structs.replace(attempt.info, **fields)
+
+
+def test_a_working_folder_that_was_removed_is_told_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert TensorboardConfig().log_dir == tmp_path / "gone" / "tensorboard"
