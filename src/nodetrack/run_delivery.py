@@ -22,7 +22,7 @@ from nodetrack.settings import Settings
 
 #: What a handler of SIGTERM may wait for delivery: whoever sent it sends SIGKILL soon.
 _HANDLER_SECONDS: Final = 5.0
-_REFUSED_SECONDS: Final = 1.0
+_REFUSED_SECONDS: Final = 0.5
 #: With a limit on the journal, a segment is at most this part of it: only whole ones can be removed.
 _SEGMENTS_IN_LIMIT: Final = 10
 _LEAST_SEGMENT_BYTES: Final = 4096

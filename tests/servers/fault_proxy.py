@@ -17,6 +17,8 @@ What can be planned, each for the next `times` requests (None: until `heal`) who
 | `cut_answer()`                         | half an answer and a reset; the server has the request     |
 | `lose_answer()`                        | a reset instead of the answer; the server has the request  |
 | `delay(seconds)`                       | the server's answer, late                                  |
+| `drip(on_body=)`                       | an answer without an end, a byte at a time; no server      |
+| `flood(status)`                        | an answer of 256 MB in one chunk after another; no server  |
 | `go_away()` … `come_back()`            | connection refused, open connections reset                 |
 
 Plans are used up in the order in which they were made. `requests` holds every request that was read whole
@@ -41,6 +43,8 @@ from urllib.parse import urlsplit
 
 #: A client that hangs longer than this has no time-out: the test then fails by its own limit.
 LONGEST_HANG_SECONDS = 300.0
+_DRIP_SECONDS = 0.05
+_FLOOD_CHUNKS, _FLOOD_CHUNK = 4096, b"x" * 65_536
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host", "expect", "te"}
 
 
@@ -55,6 +59,8 @@ class Request:
     fault: str = ""
     status: int = 0
     at: float = field(default_factory=time.monotonic)
+    #: Of a flood, how much the client let in; known once the proxy is closed.
+    flooded_bytes: int = 0
 
 
 @dataclass
@@ -144,6 +150,14 @@ class FaultProxy:
     def delay(self, seconds: float, *, times: int | None = 1, on: str = "") -> None:
         """Wait before the request is passed on."""
         self._plan(_Plan("delay", on, times, seconds=seconds))
+
+    def drip(self, *, on_body: bool = False, times: int | None = 1, on: str = "") -> None:
+        """Answer by a byte at a time, in the headers or in the body, until `heal` or the end."""
+        self._plan(_Plan("drip", on, times, 503 if on_body else 204))
+
+    def flood(self, status: int, *, times: int | None = 1, on: str = "") -> None:
+        """Answer with more than anybody should read."""
+        self._plan(_Plan("flood", on, times, status))
 
     def heal(self) -> None:
         """Call off all plans and end what hangs."""
@@ -277,12 +291,16 @@ class _Handler(BaseHTTPRequestHandler):
             answer = None
             if fault == "answer" and plan is not None:
                 answer = _Answer(plan.status, list(plan.headers.items()), plan.body)
-            elif fault not in ("hang", "cut_request"):
+            elif fault not in ("hang", "cut_request", "drip", "flood"):
                 answer = proxy._forward(request)
             request.status = answer.status if answer is not None else 0
         finally:
             proxy._note(request)
-        if answer is None or fault == "lose_answer":
+        if plan is not None and fault in ("drip", "flood"):
+            with contextlib.suppress(OSError):  # the client has had enough
+                self._drip(plan.status, healed) if fault == "drip" else self._flood(plan.status, request)
+            self._reset()
+        elif answer is None or fault == "lose_answer":
             if fault == "hang":
                 healed.wait(LONGEST_HANG_SECONDS)
             self._reset()
@@ -324,6 +342,26 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(answer.body)
+
+    def _drip(self, status: int, healed: threading.Event) -> None:
+        self.send_response_only(status)
+        if status != 204:
+            self.send_header("Connection", "close")
+            self.end_headers()
+        else:
+            self.flush_headers()
+            self.wfile.write(b"X-Long: ")
+        while not healed.wait(_DRIP_SECONDS):
+            self.wfile.write(b"x")
+
+    def _flood(self, status: int, request: Request) -> None:
+        self.send_response_only(status)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for _ in range(_FLOOD_CHUNKS):
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(_FLOOD_CHUNK), _FLOOD_CHUNK))
+            request.flooded_bytes += len(_FLOOD_CHUNK)
+        self.wfile.write(b"0\r\n\r\n")
 
     def _reset(self) -> None:
         self.close_connection = True

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Final
+
+from nodetrack.backends._server_words import server_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,12 +30,12 @@ def status_of(error: Exception, meant: int) -> int | None:
 
 
 def words_of(error: Exception) -> str:
-    """What went wrong, in the words of the server or of the connection, on one line."""
+    """What went wrong, in the words of the server or of the connection: one line, our credentials masked."""
     tried = getattr(error.__context__, "args", None) or (None,)
     answer = _BODY.search(str(error))
     said = _json(error).get("message") or (answer and answer[1]) or getattr(tried[0], "reason", None) or error
-    text = " ".join(str(said).split()).rstrip(".")
-    return text if len(text) <= _LONGEST_WORDS else f"{text[:_LONGEST_WORDS]}…"
+    secrets = [os.environ.get(f"MLFLOW_TRACKING_{name}") for name in ("PASSWORD", "TOKEN")]
+    return server_words(str(said).rstrip().rstrip("."), secrets, longest=_LONGEST_WORDS)
 
 
 def _json(error: Exception) -> Mapping[str, object]:

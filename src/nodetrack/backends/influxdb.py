@@ -13,12 +13,14 @@ import os
 from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, cast
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
 
+from nodetrack.backends._bounded_http import BoundedPool
 from nodetrack.backends._line_protocol import Lines
+from nodetrack.backends._server_words import server_words, without_secrets
 from nodetrack.backends.base import Backend, BackendConfig, Batch, RunInfo, Sdk
 from nodetrack.errors import BackendRefusedError, BackendUnavailableError, BatchRejectedError
 from nodetrack.records import JsonValue, Record
@@ -32,7 +34,8 @@ _VARIABLES: Final = ("URL", "ORG", "BUCKET", "TOKEN")
 _WRITTEN: Final = 204
 _REFUSED: Final = frozenset({401, 403, 404})
 _REJECTED: Final = frozenset({400, 413, 422})
-_OPEN_SECONDS: Final = 5.0
+_CONNECT_SECONDS: Final = 5.0
+_LONGEST_WORDS: Final = 1_000
 #: A clock that goes back by more was set: time begins anew. By less: each point is put behind the last.
 _SET_BACK_NS: Final = 1_000_000_000
 _LAST: Final = "last_time_ns"
@@ -109,7 +112,7 @@ class InfluxdbBackend(Backend[InfluxdbConfig]):
         self.close()
         self._client = _Client(self.config)
         try:
-            self._client.write(b"", seconds=min(_OPEN_SECONDS, self.config.timeout_seconds))
+            self._client.write(b"")
         except BatchRejectedError:
             return  # InfluxDB 2 lets us in first, and then says that a write needs points
 
@@ -151,7 +154,8 @@ class PointTimes:
 
     def of(self, batch: Batch, memory: dict[str, JsonValue]) -> list[int]:
         """The time of each record; `memory` is moved on."""
-        lasts = cast("dict[str, int]", memory.setdefault(_LAST, {}))
+        lasts = _times_in(memory.get(_LAST))
+        memory[_LAST] = lasts
         # The companion apart: how its batches fall between the node's differs from one sending to the next.
         writer = f"{batch.run.attempt} {batch.writer}{' companion' if batch.companion else ''}"
         last = lasts.pop(writer, None)
@@ -178,6 +182,13 @@ class PointTimes:
             self._kept = dict(zip(places, times, strict=True))
 
 
+def _times_in(remembered: JsonValue) -> dict[str, int]:
+    """What is one of our times of what a cursor holds, which lies on a disk where anybody may write."""
+    if not isinstance(remembered, dict):
+        return {}
+    return {writer: last for writer, last in remembered.items() if isinstance(last, int)}
+
+
 class _Client:
     """The official client, one request a call."""
 
@@ -187,15 +198,30 @@ class _Client:
 
         self._config = config
         given = config.token.get_secret_value() if config.token is not None else variable("TOKEN")
+        self._token = given.strip()
+        if not (
+            self._token.isascii() and self._token.isprintable()
+        ):  # else the client says it, token and all
+            raise BackendRefusedError(
+                f"The token for InfluxDB at {config.url} holds a character that no token has: "
+                "check INFLUXDB_TOKEN."
+            )
         self._client = InfluxDBClient(
             url=config.url,
-            token=given.strip() or None,  # type: ignore[arg-type]  # it sends no header then
+            token=self._token or None,  # type: ignore[arg-type]  # it sends no header then
             org=config.org,
             retries=False,  # delivery tries again, and knows for how long
         )
+        rest: Any = self._client.api_client.rest_client
+        rest.pool_manager = BoundedPool(
+            rest.pool_manager,
+            f"InfluxDB at {config.url}",
+            config.timeout_seconds,
+            lambda text: without_secrets(text, [self._token]),
+        )
         self._service = WriteService(self._client.api_client)  # type: ignore[no-untyped-call]
 
-    def write(self, lines: bytes, *, seconds: float | None = None) -> None:
+    def write(self, lines: bytes) -> None:
         """Return when the server has the lines; raises as `nodetrack.backends.base` says."""
         from influxdb_client.rest import ApiException
 
@@ -210,7 +236,7 @@ class _Client:
                 precision="ns",
                 content_encoding="gzip" if packed else "identity",
                 content_type="text/plain; charset=utf-8",
-                _request_timeout=self._timeout(seconds or config.timeout_seconds),
+                _request_timeout=self._timeout(config.timeout_seconds),
             )
         except ApiException as error:
             raise self._meaning(error) from error
@@ -226,10 +252,10 @@ class _Client:
     @staticmethod
     def _timeout(seconds: float) -> tuple[float, float]:
         """For the connection and for each answer, in milliseconds."""
-        return min(seconds, _OPEN_SECONDS) * 1000, seconds * 1000
+        return min(seconds, _CONNECT_SECONDS) * 1000, seconds * 1000
 
     def _meaning(self, error: ApiException) -> Exception:
-        config, words = self._config, _words(error)
+        config, words = self._config, self._words(error)
         if error.status in _REFUSED:
             return BackendRefusedError(
                 f"InfluxDB at {config.url} refuses the bucket {config.bucket}{config.of_org} "
@@ -241,12 +267,10 @@ class _Client:
             f"InfluxDB at {config.url} answers {error.status}: {words}", retry_after_seconds(error.headers)
         )
 
-
-def _words(error: ApiException) -> str:
-    """What the server says, in one line."""
-    message = error.message
-    text = message.decode("utf-8", "replace") if isinstance(message, bytes) else str(message)
-    return " ".join(text.split())[:1000] or str(error.reason)
+    def _words(self, error: ApiException) -> str:
+        """What the server says, in one line."""
+        said = next((said for said in (error.message, error.reason) if str(said).strip()), "")
+        return server_words(str(said), [self._token], longest=_LONGEST_WORDS)
 
 
 def retry_after_seconds(headers: Mapping[str, str] | None) -> float | None:
@@ -255,7 +279,7 @@ def retry_after_seconds(headers: Mapping[str, str] | None) -> float | None:
     https://www.rfc-editor.org/rfc/rfc9110#field.retry-after
     """
     asked = (headers or {}).get("Retry-After", "")
-    if asked.strip().isdigit():
+    if asked.strip().isdecimal():
         return float(asked)
     try:
         return max(0.0, parsedate_to_datetime(asked).timestamp() - time())

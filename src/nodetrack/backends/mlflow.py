@@ -61,7 +61,7 @@ class MlflowConfig(BackendConfig):
 
     @model_validator(mode="after")
     def _has_address(self, info: ValidationInfo) -> Self:
-        """Said at the start, and not by the delivery process. The context is that of `parse_backends`."""
+        """Said at the start, not by the delivery process. The context is that of `parse_backends`."""
         if info.context and not (self.tracking_uri or info.context["variables"].get("MLFLOW_TRACKING_URI")):
             raise ValueError("it has no address, so give it tracking_uri, or set MLFLOW_TRACKING_URI")
         return self
@@ -137,9 +137,8 @@ class MlflowBackend(Backend[MlflowConfig]):
 
     def _set_variables(self, uri: str) -> None:
         """MLflow's client is set by variables alone: those of this process, which is the delivery process."""
-        os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = (
-            "0"  # delivery tries again, without blocking for minutes
-        )
+        # Delivery tries again, without blocking for minutes.
+        os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
         os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(min(_OPEN_SECONDS, self.config.timeout_seconds))
         os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # nothing leaves the node but what was asked for
@@ -242,8 +241,8 @@ class MlflowBackend(Backend[MlflowConfig]):
 
     def _refused(self, status: int, error: MlflowException) -> BackendRefusedError:
         return BackendRefusedError(
-            f"{self._place} refuses us ({status}: {words_of(error)}): check the address and the credentials "
-            "(MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN)."
+            f"{self._place} refuses us ({status}: {words_of(error)}): check the address and the "
+            "credentials (MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN)."
         )
 
     def _unavailable(self, error: MlflowException) -> BackendUnavailableError:
@@ -309,7 +308,10 @@ class MlflowBackend(Backend[MlflowConfig]):
 
     def _times(self) -> dict[str, int]:
         """When each tag was set that we have set: what is delivered late does not undo what came after it."""
-        return cast("dict[str, int]", self.memory.setdefault("times", {}))
+        known = self.memory.get("times")
+        if not isinstance(known, dict) or not all(isinstance(at, int) for at in known.values()):
+            self.memory["times"] = known = {}
+        return cast("dict[str, int]", known)
 
     def _send(self, parcel: Parcel) -> None:
         from mlflow.entities import Metric

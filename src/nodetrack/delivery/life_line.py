@@ -1,8 +1,12 @@
-"""How a delivery process knows whether its trainer lives: by a pipe, and by the list of processes."""
+"""How a delivery process knows whether its trainer lives: by a pipe, and by the list of processes.
+
+`Pipe` is the trainer's end of it, `LifeLine` that of the delivery process.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import time
@@ -12,6 +16,55 @@ from nodetrack.machine import process_is_alive
 
 #: How long the trainer may take to vanish from the list of processes after its pipe has.
 _VANISHING_SECONDS = 2.0
+
+
+class Pipe:
+    """One end of a pipe in the trainer, which may close descriptors that are not its own (`os.closerange`, as
+    a daemon does) and open files under their numbers: those are left alone.
+    """
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self._identity = _identity(fd)
+        self._is_closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is still there."""
+        return not self._is_closed and _identity(self.fd) == self._identity
+
+    def write(self, data: bytes) -> int:
+        """As many bytes as it takes now. Raises OSError if nobody will read them."""
+        if not self.is_open:
+            raise BrokenPipeError(errno.EPIPE, "the pipe is closed")
+        try:
+            return os.write(self.fd, data)
+        except BlockingIOError:
+            return 0
+
+    def read(self) -> bytes | None:
+        """What is there, None if nothing is, and nothing (`b""`) at the end."""
+        try:
+            return os.read(self.fd, 65536) if self.is_open else b""
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        """Twice is harmless."""
+        if self.is_open:
+            os.close(self.fd)
+        self._is_closed = True
+
+
+def _identity(fd: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class LifeLine:

@@ -19,9 +19,20 @@ from pathlib import Path
 from typing import IO, Final
 
 from nodetrack.delivery.diary import log_line
+from nodetrack.delivery.life_line import Pipe
 from nodetrack.delivery.remarks import Remarks, refusal
-from nodetrack.delivery.spec import Answer, End, Spec, decode_answer, encode_line, name_of
+from nodetrack.delivery.spec import (
+    Answer,
+    End,
+    Spec,
+    decode_answer,
+    encode_import_path,
+    encode_line,
+    environment_to_start_with,
+    name_of,
+)
 from nodetrack.machine import working_folder
+from nodetrack.redact import redact_text
 
 #: How a delivery process ends: all sent, or the time was over before that.
 ALL_SENT: Final = 0
@@ -29,13 +40,24 @@ SOME_LEFT: Final = 4
 LOG_FILE: Final = "delivery.log"
 #: The pauses before it is started again, in seconds. One that has lived for an hour has them all again.
 RESTART_PAUSES: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
+#: After the last of them: what ails it may pass, and a start costs less than a second.
+_LATE_PAUSE_SECONDS: Final = 600.0
 _RESTARTS_AT_THE_END: Final = 4
 _GOOD_LIFE_SECONDS: Final = 3600.0
+#: One that dies so soon has something wrong with its set-up.
+_EARLY_SECONDS: Final = 60.0
 #: What an ended drain may take to leave, beyond its time.
 _LEAVING_SECONDS: Final = 0.3
 _SEND_SECONDS: Final = 2.0
 #: What is settled without another answer is noticed so soon.
 _LOOK_SECONDS: Final = 0.1
+#: What the other backends have to answer once one has refused us: `init` names all that refuse.
+_OTHERS_SECONDS: Final = 0.5
+#: A process whose pipe has ended is gone so soon.
+_VANISHING_SECONDS: Final = 0.5
+#: Of the log's end, for a warning.
+_MOST_LAST_BYTES: Final = 4096
+_MOST_LINE_CHARACTERS: Final = 300
 _MAIN: Final = Path(__file__).with_name("__main__.py")
 
 
@@ -46,42 +68,55 @@ class DeliveryProcess:
     """
 
     def __init__(self, spec: Spec, sync_command: str, warn: Callable[[str], None]) -> None:
-        self._line = encode_line(spec)
+        self._spec = encode_line(spec)
+        self._limits = [name for name in ("keep_bytes", "max_bytes") if getattr(spec, name) is not None]
         self._log_path = spec.attempt_folder / LOG_FILE
         self._sync_command = sync_command
         self._warn = warn
         self._folder = working_folder()
-        self._environment = _environment(self._folder, _import_path(self._folder))
+        self._environment = environment_to_start_with()
+        self._import_path = encode_import_path(self._folder)
         self._remarks = Remarks([name_of(given) for given in spec.backends], warn)
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
+        self._input: Pipe | None = None
+        self._output: Pipe | None = None
+        #: Of what it has to be told first: it may be slow to read, and half of it would be nothing.
+        self._unsent = b""
         self._unread = b""
+        self._log_length = 0
         self._started_at = 0.0
         self._restarts = 0
         self._restart_at: float | None = None
-        self._given_up = False
+        self._is_python = True
+        self._has_given_up = False
         self._ended = False
         _processes.add(self)
 
     # -- beginning -----------------------------------------------------------------------------------
 
     def start(self) -> bool:
-        """Start the process. Does not wait for it."""
+        """Start the process. Does not wait for it, not even until it has read what it has to do."""
         _reap()
         python = _python()
         if python is None:
-            self._give_up(f"{sys.executable or 'This program'} is no Python that could be started")
+            self._is_python = False
+            self._warn(
+                f"{sys.executable or 'This program'} is no Python that could be started: {self._waiting}"
+            )
             return False
         with self._lock:
             self._close_pipes()
+            self._process, self._unread, self._started_at = None, b"", time.monotonic()
             try:
-                process = self._popen([python, "-P", str(_MAIN)])
+                self._process = self._popen([python, "-P", str(_MAIN)])
             except (OSError, ValueError, subprocess.SubprocessError) as error:
-                self._note_death(f"it could not be started ({error})")
+                self._note_death(f"it could not be started: {error}")
                 return False
-            self._process, self._unread, self._started_at = process, b"", time.monotonic()
-            return _send(process, self._line)
+            self._unsent = self._import_path + self._spec
+            self._send()
+            return True
 
     def _popen(self, command: list[str]) -> subprocess.Popen[bytes]:
         """In a session of its own: a Ctrl-C at the terminal, or its closing, is the trainer's affair."""
@@ -89,37 +124,64 @@ class DeliveryProcess:
             errors: IO[bytes] | int = subprocess.DEVNULL
             with contextlib.suppress(OSError):  # a full disk: then nobody reads what the SDKs print
                 errors = opened.enter_context(self._log_path.open("ab"))
-            process = subprocess.Popen(
+                self._log_length = errors.tell()
+            theirs, ours = os.pipe()
+            opened.callback(os.close, theirs)
+            self._input = Pipe(ours)
+            ours, said = os.pipe()
+            opened.callback(os.close, said)
+            self._output = Pipe(ours)
+            return subprocess.Popen(
                 command,
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=theirs,
+                stdout=said,
                 stderr=errors,
                 cwd=self._folder if self._folder.is_dir() else None,
                 env=self._environment,
                 start_new_session=True,
             )
-        os.set_blocking(_fd(process.stdin), False)
-        os.set_blocking(_fd(process.stdout), False)
-        return process
 
     def shake_hands(self, deadline: float) -> None:
         """Wait for one answer a backend, until `deadline` (monotonic). Raises BackendRefusedError if one
         refuses us; whoever is not there, or has not answered, is warned of.
         """
-        with selectors.PollSelector() as waiting, self._lock:
+        with self._lock:
             if self._process is None:
                 return
-            waiting.register(_fd(self._process.stdout), selectors.EVENT_READ)
+            is_refused = False
             while self._remarks.unsettled and (left := deadline - time.monotonic()) > 0:
-                if waiting.select(min(left, _LOOK_SECONDS)) and not self._listen():
+                self._wait(min(left, _LOOK_SECONDS))
+                self._send()
+                if not self._listen():  # it is gone in a moment
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._process.wait(_VANISHING_SECONDS)
                     break
-            refused = self._remarks.refused
-            if refused:
-                raise refusal(refused)
+                if self._remarks.refused and not is_refused:
+                    is_refused = True
+                    deadline = min(deadline, time.monotonic() + _OTHERS_SECONDS)
+            if self._remarks.refused:
+                raise refusal(self._remarks.refused)
             if self._remarks.unsettled and not self.is_alive:
-                return  # `tend` tells of it
-            self._remarks.begin()
+                self._note_death(f"it ended with exit code {self._process.returncode}")
+            else:
+                self._remarks.begin()
+
+    def _wait(self, seconds: float) -> None:
+        """Until the process says something, or can be told more."""
+        with selectors.PollSelector() as waiting:
+            if self._output is not None and self._output.is_open:
+                waiting.register(self._output.fd, selectors.EVENT_READ)
+            if self._unsent and self._input is not None and self._input.is_open:
+                waiting.register(self._input.fd, selectors.EVENT_WRITE)
+            waiting.select(max(0.0, seconds))
+
+    def _send(self) -> None:
+        """Tell the process as much of what it has to be told as it takes now."""
+        try:
+            while self._unsent and self._input is not None and (count := self._input.write(self._unsent)):
+                self._unsent = self._unsent[count:]
+        except OSError:  # it has ended already, which is noticed elsewhere
+            self._unsent = b""
 
     # -- meanwhile -----------------------------------------------------------------------------------
 
@@ -148,12 +210,13 @@ class DeliveryProcess:
         if not self._is_ours or self._ended or not self._lock.acquire(blocking=False):
             return
         try:
+            self._send()
             self._listen()
             self._remarks.speak()
             if self.is_alive:
                 if self._restarts and time.monotonic() - self._started_at > _GOOD_LIFE_SECONDS:
-                    self._restarts = 0
-            elif not self._given_up:
+                    self._restarts, self._has_given_up = 0, False
+            elif self._is_python:
                 self._restart_when_due()
         finally:
             self._lock.release()
@@ -168,44 +231,62 @@ class DeliveryProcess:
             self.start()
 
     def _note_death(self, how: str) -> None:
-        """Plan the next start, or give up."""
+        """Plan the next start, and tell of what will not pass by itself."""
+        how = f"{how}{self._last_words()}"
         self._write_down(f"There is no process now: {how}")
-        if self._restarts >= len(RESTART_PAUSES):
-            self._give_up(f"{how}, for the last of {self._restarts + 1} times")
-        else:
-            self._restart_at = time.monotonic() + RESTART_PAUSES[self._restarts]
+        now = time.monotonic()
+        if self._restarts < len(RESTART_PAUSES):
+            self._restart_at = now + RESTART_PAUSES[self._restarts]
+            is_early = now - self._started_at < _EARLY_SECONDS and not self._remarks.answers
+            if is_early and not self._restarts:
+                self._warn(f"There is no delivery process yet ({how}). It is started again; {self._waiting}")
+            return
+        self._restart_at = now + _LATE_PAUSE_SECONDS
+        if not self._has_given_up:
+            self._has_given_up = True
+            unkept = f" Until then {' and '.join(self._limits)} cannot be kept." if self._limits else ""
+            self._warn(
+                f"There is no delivery process ({how}, for the last of {self._restarts + 1} times): "
+                f"{self._waiting} It is started again every 10 minutes.{unkept}"
+            )
+
+    @property
+    def _waiting(self) -> str:
+        return (
+            f"rows wait in the journal, and `{self._sync_command}` sends them. What it said is in "
+            f"{self._log_path}."
+        )
+
+    def _last_words(self) -> str:
+        """The last line that the process left in its log, in brackets."""
+        try:
+            with self._log_path.open("rb") as log:
+                length = log.seek(0, os.SEEK_END)
+                log.seek(max(min(self._log_length, length), length - _MOST_LAST_BYTES))
+                *_, last = [b"", *filter(None, map(bytes.strip, log.read().splitlines()))]
+        except OSError:
+            return ""
+        words = redact_text(last.decode("utf-8", "replace"))
+        return f" ({words[:_MOST_LINE_CHARACTERS]})" if words else ""
 
     def _write_down(self, sentence: str) -> None:
         """Into the log of the process, which cannot say it itself any more."""
         with contextlib.suppress(OSError), self._log_path.open("a", encoding="utf-8") as log:
             log.write(log_line(sentence))
 
-    def _give_up(self, why: str) -> None:
-        if not self._given_up:
-            self._given_up = True
-            self._warn(
-                f"There is no delivery process ({why}; see {self._log_path}): rows wait in the journal, and "
-                f"`{self._sync_command}` sends them."
-            )
-
     def _listen(self) -> bool:
         """Take in what the process has said; False if it will say nothing more."""
-        process = self._process
-        if process is None or process.stdout is None or process.stdout.closed:
-            return False
-        while True:
-            try:
-                said = os.read(process.stdout.fileno(), 65536)
-            except BlockingIOError:
+        while self._output is not None:
+            said = self._output.read()
+            if said is None:
                 return True
-            except OSError:
-                return False
             if not said:
                 return False
             *lines, self._unread = (self._unread + said).split(b"\n")
             for answer in map(decode_answer, lines):
                 if answer is not None:
                     self._remarks.take(answer)
+        return False
 
     # -- ending --------------------------------------------------------------------------------------
 
@@ -238,11 +319,15 @@ class DeliveryProcess:
         process = self._process
         if process is None:
             return -1
-        _send(process, encode_line(End(drain_seconds)))
-        _close(process.stdin)
         goes_on = patience < drain_seconds
+        began = time.monotonic()
+        self._unsent += encode_line(End(drain_seconds))
+        self._send_until(began + max(patience, _SEND_SECONDS))
+        if self._input is not None:
+            self._input.close()
+        left = max(0.0, began + patience - time.monotonic())
         try:
-            code: int | None = process.wait(patience if goes_on else patience + _LEAVING_SECONDS)
+            code: int | None = process.wait(left if goes_on else left + _LEAVING_SECONDS)
         except subprocess.TimeoutExpired:
             code = None
         if code is None and not goes_on:
@@ -251,6 +336,13 @@ class DeliveryProcess:
                 process.wait(1.0)
         self._listen()
         return code
+
+    def _send_until(self, deadline: float) -> None:
+        while self._unsent and self.is_alive and (left := deadline - time.monotonic()) > 0:
+            self._send()
+            if self._unsent:
+                self._wait(min(left, _LOOK_SECONDS))
+                self._listen()
 
     def kill(self) -> None:
         """End it at once, as a test does, or a start that has failed."""
@@ -261,17 +353,15 @@ class DeliveryProcess:
 
     def let_go(self) -> None:
         """In a forked child: the process is the parent's, and our copy of the life line must not hold it."""
-        process = self._process
-        if process is not None:
-            _close(process.stdin)
-            _close(process.stdout)
-            process.returncode = 0  # else Python complains of a child that was not waited for
+        self._close_pipes()
+        if self._process is not None:
+            self._process.returncode = 0  # else Python complains of a child that was not waited for
         self._lock = threading.RLock()
 
     def _close_pipes(self) -> None:
-        if self._process is not None:
-            _close(self._process.stdin)
-            _close(self._process.stdout)
+        for pipe in (self._input, self._output):
+            if pipe is not None:
+                pipe.close()
 
 
 _processes: weakref.WeakSet[DeliveryProcess] = weakref.WeakSet()
@@ -289,55 +379,10 @@ def _after_fork_in_child() -> None:
         process.let_go()
 
 
-def _send(process: subprocess.Popen[bytes], line: bytes) -> bool:
-    """Write a line to a process; False if it does not take it."""
-    deadline = time.monotonic() + _SEND_SECONDS
-    try:
-        with selectors.PollSelector() as waiting:
-            waiting.register(_fd(process.stdin), selectors.EVENT_WRITE)
-            while line and waiting.select(max(0.0, deadline - time.monotonic())):
-                with contextlib.suppress(BlockingIOError):
-                    line = line[os.write(_fd(process.stdin), line) :]
-    except (OSError, ValueError):  # it has ended already, which is noticed elsewhere
-        return False
-    return not line
-
-
-def _fd(pipe: IO[bytes] | None) -> int:
-    """Raises ValueError for a pipe that is closed."""
-    if pipe is None:
-        raise ValueError("there is no such pipe")
-    return pipe.fileno()
-
-
-def _close(pipe: IO[bytes] | None) -> None:
-    if pipe is not None:
-        with contextlib.suppress(OSError):
-            pipe.close()
-
-
 def _python() -> str | None:
     """The interpreter; None where Python is part of another program, which must not be started twice."""
     name = Path(sys.executable or "").name.lower()
     return sys.executable if name.startswith(("python", "pypy")) else None
-
-
-def _import_path(folder: Path) -> str:
-    """Where this process imports from, as it is now, so that plug-ins beside a script are found as well."""
-    entries = [str(folder / entry) for entry in sys.path]
-    return os.pathsep.join(dict.fromkeys(entry for entry in entries if os.pathsep not in entry))
-
-
-def _environment(folder: Path, import_path: str) -> dict[str, str]:
-    """This environment, and what a `.env` in the working folder adds to it."""
-    found: dict[str, str] = {}
-    path = folder / ".env"
-    with contextlib.suppress(OSError, ValueError):  # as `settings` does, which says so
-        if path.is_file():
-            from dotenv import dotenv_values
-
-            found = {name: value for name, value in dotenv_values(path).items() if value is not None}
-    return {**found, **os.environ, "PYTHONPATH": import_path}
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

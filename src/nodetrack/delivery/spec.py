@@ -2,7 +2,8 @@
 
 | on the process's …   | message  | when                                                    |
 |----------------------|----------|---------------------------------------------------------|
-| standard input       | `Spec`   | first, once: what to deliver. Secrets travel here only. |
+| standard input       | a list   | first, once: where the trainer imports from             |
+|                      | `Spec`   | then, once: what to deliver. Secrets travel here only.  |
 |                      | `End`    | the trainer has finished; no record of its own follows   |
 |                      | (end of file) | the trainer is gone: the pipe is its life line      |
 | standard output      | `Answer` | a backend's state changed; the first is the hand-shake  |
@@ -10,7 +11,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -19,10 +22,13 @@ import msgspec
 from pydantic import BaseModel, SecretBytes, SecretStr
 
 from nodetrack.records import JsonValue, SegmentHeader
+from nodetrack.settings import environment
 
 #: A line is written in one piece or not at all, so that it is never cut: the least that POSIX allows a pipe.
 MAX_ANSWER_BYTES: Final = 4096
 _MAX_MESSAGE_CHARACTERS: Final = 600
+#: The system refuses to start a process with a variable of 128 KiB.
+_MOST_VARIABLE_BYTES: Final = 128 * 1024 - 2
 
 #: starting: it is asked. ready: it lets us in. waiting: another process is sending this run to it. remark: a
 #: sentence to pass on, of no backend alone.
@@ -89,6 +95,26 @@ _decode_answer = msgspec.json.Decoder(Answer).decode
 def encode_line(message: Spec | End) -> bytes:
     """A message as one line."""
     return _encode(message) + b"\n"
+
+
+def encode_import_path(folder: Path) -> bytes:
+    """Where this process imports from, as it is now, so that plug-ins beside a script are found as well.
+    A relative entry is one of `folder`. Python's own JSON: nothing else can be imported yet where it is read.
+    """
+    return json.dumps([*dict.fromkeys(str(folder / entry) for entry in sys.path)]).encode() + b"\n"
+
+
+def environment_to_start_with() -> dict[str, str]:
+    """This environment, and what a `.env` in the working folder adds to it. Without what the process could
+    not start with, or not as this one did.
+    """
+    return {
+        name: value
+        for name, value in environment().items()
+        if len(os.fsencode(name)) + len(os.fsencode(value)) < _MOST_VARIABLE_BYTES
+        and name != "PYTHONPATH"  # see `encode_import_path`: not in front of the standard library
+        and (name in os.environ or not name.startswith("PYTHON"))
+    }
 
 
 def encode_answer(answer: Answer) -> bytes:

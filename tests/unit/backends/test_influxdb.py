@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from typing import cast
 from urllib.parse import parse_qs, urlsplit
@@ -32,6 +33,7 @@ from nodetrack.records import (
     ConfigSet,
     ConsoleLine,
     Event,
+    JsonValue,
     Record,
     Row,
     StoredValue,
@@ -357,6 +359,17 @@ def test_a_refused_batch_keeps_its_times_while_it_is_taken_apart(
     assert whole[1:] == taken_apart
 
 
+@pytest.mark.parametrize(
+    "junk", ["text", 5, None, [1], {"0003-aa00 1": "x"}, {"0003-aa00 1": [1]}, {"0003-aa00 1": None}]
+)
+def test_junk_in_the_memory_is_no_time(backend: InfluxdbBackend, server: FaultProxy, junk: JsonValue) -> None:
+    """It comes from a file beside the journal."""
+    backend.memory = {"last_time_ns": junk}
+    backend.write(batch(row({"a": 1.0})))
+    assert [time_of(line) for line in sent(server)] == [NOW_NS]
+    assert backend.memory == {"last_time_ns": {"0003-aa00 1": NOW_NS}}
+
+
 def test_few_attempts_are_remembered(backend: InfluxdbBackend) -> None:
     """What is kept with every cursor must not grow with every restart."""
     for number in range(1000):
@@ -463,6 +476,118 @@ def test_a_server_in_trouble_is_tried_again(server: FaultProxy, fault: str) -> N
     server.come_back()
     backend.write(batch(row({"a": 1.0})))
     backend.close()
+
+
+def test_a_server_may_take_its_time_for_the_first_answer_too(
+    server: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow server would never get a row otherwise; the five seconds are for a connection."""
+    monkeypatch.setattr("nodetrack.backends.influxdb._CONNECT_SECONDS", 0.2)
+    server.delay(1)
+    backend = InfluxdbBackend(InfluxdbConfig(url=server.url, timeout_seconds=30))
+    backend.open(RUN)
+    backend.close()
+
+
+@pytest.mark.parametrize("kept_alive", [True, False])
+@pytest.mark.parametrize("fault", ["drip_head", "drip_body", "hang"])
+def test_no_answer_takes_longer_than_it_may(server: FaultProxy, fault: str, kept_alive: bool) -> None:
+    """However often a byte of it comes. Afterwards the same backend goes on, and no thread is left."""
+    backend = InfluxdbBackend(InfluxdbConfig(url=server.url, timeout_seconds=0.5))
+    if kept_alive:
+        backend.open(RUN)
+    server.hang() if fault == "hang" else server.drip(on_body=fault == "drip_body")
+    with pytest.raises(
+        BackendUnavailableError, match=rf"^InfluxDB at {server.url} has not answered within 0.5 s\.$"
+    ):
+        backend.write(batch(row({"a": 1.0}))) if kept_alive else backend.open(RUN)
+    backend.open(RUN)
+    backend.close()
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 500])
+def test_no_answer_fills_the_memory(status: int) -> None:
+    with FaultProxy() as server:
+        backend = InfluxdbBackend(InfluxdbConfig(url=server.url))
+        backend.open(RUN)
+        server.flood(status)
+        with pytest.raises((BackendUnavailableError, BackendRefusedError, BatchRejectedError)) as caught:
+            backend.write(batch(row({"a": 1.0})))
+        assert len(str(caught.value)) < 2_000
+        backend.write(batch(row({"a": 1.0})))
+        backend.close()
+    assert server.requests[1].flooded_bytes < 100_000_000  # what lay in buffers when we left
+
+
+def test_one_connection_is_enough(server: FaultProxy) -> None:
+    """An answer that was read to its end leaves the connection for the next."""
+    backend = InfluxdbBackend(InfluxdbConfig(url=server.url))
+    backend.open(RUN)
+    (connection,) = server._connections
+    server.answer(503, body=b"busy")
+    with pytest.raises(BackendUnavailableError):
+        backend.write(batch(row({"a": 1.0})))
+    backend.write(batch(row({"a": 1.0})))
+    assert server._connections == {connection}
+    backend.close()
+
+
+@pytest.mark.parametrize("status", [400, 401, 503])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"bad token: s3cr/t==",
+        b'{"message": "no such token: s3cr\\/t=="}',
+        b"x" * 995 + b"s3cr/t==",
+        b"GET /write?token=s3cr%2Ft%3D%3D",
+        b"",
+    ],
+)
+def test_what_a_server_repeats_of_the_token_is_masked(server: FaultProxy, status: int, body: bytes) -> None:
+    """Its words come into the cursor, the log and the quarantine."""
+    backend = InfluxdbBackend(InfluxdbConfig(url=server.url, token="s3cr/t=="))
+    backend.open(RUN)
+    server.answer(status, body=body, headers={"X-Influx-Error": "Authorization: Token s3cr/t=="})
+    with pytest.raises((BackendUnavailableError, BackendRefusedError, BatchRejectedError)) as caught:
+        backend.write(batch(row({"a": 1.0})))
+    backend.close()
+    told: BaseException | None = caught.value
+    while told is not None:  # a traceback shows them all
+        assert "s3cr/" not in str(told)
+        told = told.__cause__
+    assert "s3cr%" not in str(caught.value)
+    assert "***" in str(caught.value) or body.startswith(b"xx")
+
+
+def test_other_secrets_in_what_a_server_says_are_masked_too(
+    backend: InfluxdbBackend, server: FaultProxy
+) -> None:
+    server.answer(503, body=b"no route to https://me:hunter2@influx/")
+    with pytest.raises(BackendUnavailableError, match=r"https://\*\*\*@influx"):
+        backend.write(batch(row({"a": 1.0})))
+
+
+def test_a_token_that_no_header_may_hold_is_not_repeated(server: FaultProxy) -> None:
+    backend = InfluxdbBackend(InfluxdbConfig(url=server.url, token="sec\nret"))
+    with pytest.raises(BackendRefusedError, match="check INFLUXDB_TOKEN") as caught:
+        backend.open(RUN)
+    assert "sec" not in str(caught.value)
+
+
+def test_a_connection_that_is_not_secure_is_told_with_its_place(server: FaultProxy) -> None:
+    url = server.url.replace("http", "https")  # where nobody speaks TLS
+    with pytest.raises(BackendUnavailableError, match=rf"^InfluxDB at {url} gives no secure connection: \w+"):
+        InfluxdbBackend(InfluxdbConfig(url=url)).open(RUN)
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_an_answer_that_is_no_text_is_told_with_its_place(
+    backend: InfluxdbBackend, server: FaultProxy, status: int
+) -> None:
+    server.answer(status, body=b"\xff\xfe\x80")
+    with pytest.raises(BackendUnavailableError, match=rf"{server.url} answers .*{status}"):
+        backend.write(batch(row({"a": 1.0})))
 
 
 # -- config --------------------------------------------------------------------------------------------

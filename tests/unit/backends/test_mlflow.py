@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nodetrack
+from nodetrack.backends._mlflow_answers import words_of
 from nodetrack.backends._mlflow_names import (
     CUT_NAME_TAG,
     INFINITE,
@@ -29,6 +30,7 @@ from nodetrack.backends.mlflow import MlflowBackend, MlflowConfig
 from nodetrack.errors import BackendRefusedError, SettingsError
 from nodetrack.journal.folder import TrackingFolder
 from nodetrack.naming import join, latest
+from nodetrack.records import JsonValue
 
 _RUN = RunInfo(project="p", run="r", attempt="0001-aaaa", version="0.1.0", role="miner", uid="7")
 _NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=300) | st.text("./:~%_a ", max_size=12)
@@ -172,6 +174,24 @@ def test_no_secret_is_in_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:secret@db/mlflow")
     assert MlflowConfig().destination() == "postgresql://db/mlflow"
+
+
+def test_what_a_server_repeats_of_our_credentials_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "p4ss")
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "t0k")
+    said = f"{'x' * 398}p4ss, t0k at https://me:hunter2@host"
+    assert words_of(RuntimeError(said)) == f"{'x' * 398}**…"
+    assert words_of(RuntimeError(said[398:])) == "***, *** at https://***@host"
+
+
+@pytest.mark.parametrize("junk", ["text", 5, [1], {"status": "x"}, {"status": None}])
+def test_junk_in_the_memory_is_no_time(junk: JsonValue) -> None:
+    """It comes from a file beside the journal."""
+    backend = MlflowBackend(MlflowConfig(tracking_uri="http://127.0.0.1:1"))
+    backend.memory = {"times": junk}
+    assert backend._times() == {}
+    backend._times()["status"] = 5
+    assert backend._times() == backend.memory["times"] == {"status": 5}
 
 
 def test_an_address_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

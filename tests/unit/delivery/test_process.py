@@ -252,6 +252,124 @@ def test_what_an_sdk_prints_disturbs_nothing(
     assert "EOFError" in log
 
 
+HANGING = """
+    import time
+    from typing import Literal
+    from nodetrack.backends.base import Backend, BackendConfig
+
+    class HangingConfig(BackendConfig):
+        kind: Literal["loud"] = "loud"
+
+    class Plugin(Backend[HangingConfig]):
+        config_class = HangingConfig
+
+        def open(self, run):
+            time.sleep(1000)
+"""
+
+
+def test_a_refusal_is_told_although_another_backend_hangs(
+    node: Node, jsonlines: Jsonlines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_plugin(tmp_path / "plugin", HANGING)
+    monkeypatch.syspath_prepend(str(tmp_path / "plugin"))
+    process = node.start("loud", {**jsonlines.config, "needs_token": True})
+    with pytest.raises(BackendRefusedError, match="401"):
+        process.shake_hands(soon(1000))
+    pid = process.pid
+    assert pid is not None
+    process.end(0.5, 0.5)
+    assert not psutil.pid_exists(pid)
+
+
+SLOW = """
+    import runpy, time
+    time.sleep(3)
+    runpy.run_path({main!r}, run_name="__main__")
+"""
+
+
+def test_a_long_spec_reaches_a_process_that_is_slow_to_read_it(
+    node: Node, jsonlines: Jsonlines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe holds 64 KiB: the rest is told by whoever looks after the process."""
+    main = tmp_path / "main.py"
+    main.write_text(textwrap.dedent(SLOW.format(main=str(process_module._MAIN))))
+    monkeypatch.setattr(process_module, "_MAIN", main)
+    process = node.start({**jsonlines.config, "token": "t" * 200_000})
+    node.log(range(10))
+    wait_for(lambda: process.tend() or len(jsonlines.rows()) == 10)
+    process.kill()
+    process.start()
+    assert process.end(30.0, 30.0), "or by the end"
+
+
+# -- the start ------------------------------------------------------------------------------------------
+
+
+def test_what_stands_beside_the_script_is_not_taken_for_the_standard_library(
+    node: Node, jsonlines: Jsonlines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer began with the real ones: it never imported these."""
+    for name in ("json", "sitecustomize", "logging", "encodings", "runpy"):
+        (tmp_path / "beside" / name).mkdir(parents=True)
+        (tmp_path / "beside" / name / "__init__.py").write_text("raise SystemExit('the wrong one')")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "beside"), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "beside"))
+    process = node.start(jsonlines.config)
+    process.shake_hands(soon())
+    assert process.answers["jsonlines"].state == "ready"
+
+
+def test_an_environment_that_no_process_can_have_is_no_obstacle(
+    node: Node, jsonlines: Jsonlines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(".env").write_text(f"NUL=a\0b\nLONG={'x' * 200_000}\nPYTHONHOME=/nowhere\n")
+    monkeypatch.setenv("MODEL_CARD", "x" * 200_000)
+    monkeypatch.setattr(sys, "path", [*sys.path, *(f"/nowhere/{n}/{'x' * 200}" for n in range(1000))])
+    process = node.start(jsonlines.config)
+    process.shake_hands(soon())
+    assert process.answers["jsonlines"].state == "ready"
+
+
+def test_a_process_that_dies_at_once_is_told_of_at_once(
+    node: Node, jsonlines: Jsonlines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "main.py").write_text("raise ImportError('no such thing')")
+    monkeypatch.setattr(process_module, "_MAIN", tmp_path / "main.py")
+    process = node.start(jsonlines.config)
+    process.shake_hands(soon(1000))
+    [warning] = node.warnings
+    assert "(it ended with exit code 1 (ImportError: no such thing))" in warning
+    assert "rows wait in the journal, and `nodetrack sync r1` sends them" in warning
+
+
+def test_a_process_that_cannot_be_started_is_told_of_at_once(
+    node: Node, jsonlines: Jsonlines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python-that-is-gone"))
+    process = node.start(jsonlines.config)
+    process.shake_hands(soon(1000))
+    [warning] = node.warnings
+    assert "it could not be started: [Errno 2]" in warning
+
+
+def test_one_that_was_given_up_is_tried_now_and_then_and_limits_are_not_kept_until_then(
+    node: Node, jsonlines: Jsonlines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = process_module._MAIN
+    (tmp_path / "main.py").write_text("raise ImportError('no such thing')")
+    monkeypatch.setattr(process_module, "_MAIN", tmp_path / "main.py")
+    monkeypatch.setattr(process_module, "RESTART_PAUSES", (0.01,))
+    monkeypatch.setattr(process_module, "_LATE_PAUSE_SECONDS", 0.01)
+    process = node.start(jsonlines.config, max_bytes=10**9)
+    wait_for(lambda: process.tend() or node.log_text().count("There is no process now") == 5)
+    _, warning = node.warnings
+    assert "It is started again every 10 minutes. Until then max_bytes cannot be kept." in warning
+    monkeypatch.setattr(process_module, "_MAIN", main)
+    wait_for(lambda: process.tend() or "jsonlines" in process.answers)
+
+
 # -- the end --------------------------------------------------------------------------------------------
 
 
@@ -361,11 +479,35 @@ def test_a_child_that_c_code_forked_does_not_hold_the_end(node: Node, jsonlines:
     process = node.start(jsonlines.config)
     process.shake_hands(soon())
     assert process._process is not None
-    assert process._process.stdin is not None
-    copy = os.dup(process._process.stdin.fileno())
+    assert process._input is not None
+    copy = os.dup(process._input.fd)
     node.log(range(10))
     assert process.end(30.0, 30.0)
     os.close(copy)
+
+
+def test_a_trainer_that_closes_all_descriptors_keeps_those_that_it_opens_then(
+    node: Node, jsonlines: Jsonlines, tmp_path: Path
+) -> None:
+    """As a daemon does. Its files have the numbers of our pipes."""
+    process = node.start(jsonlines.config)
+    process.shake_hands(soon())
+    assert process._input is not None
+    assert process._output is not None
+    numbers = [process._input.fd, process._output.fd]
+    for number in numbers:
+        with (tmp_path / f"own-{number}").open("w+b", buffering=0) as own:
+            own.write(b"0123")
+            own.seek(0)
+            os.dup2(own.fileno(), number)
+    node.log(range(10))
+    process.tend()
+    assert process.end(30.0, 30.0)
+    process.kill()
+    for number in numbers:
+        assert os.read(number, 100) == b"0123"
+        os.close(number)
+    assert len(jsonlines.rows()) == 10
 
 
 def test_signals_for_the_trainers_group_do_not_end_it(node: Node, jsonlines: Jsonlines) -> None:
