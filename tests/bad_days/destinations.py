@@ -61,7 +61,7 @@ class Tensorboard:
         events = (
             event
             for path in self.log_dir.rglob("*tfevents*")
-            if run in path.parts
+            if any(part.endswith(f"-{run}") for part in path.parts)
             for event in EventFileLoader(str(path)).Load()
         )
         return Counter(

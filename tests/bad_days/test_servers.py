@@ -44,7 +44,7 @@ def test_a_server_that_refuses_us_is_named_by_init_and_nothing_is_left(
     new_node: NewNode, remote: Remote, proxy: FaultProxy, status: int
 ) -> None:
     proxy.answer(status, times=None, body=b"who are you?", headers={"Content-Type": "text/plain"})
-    node = new_node(remote.config)
+    node = new_node(remote.config, init_timeout=60)  # a client that takes long to import is waited for
     printed = node.start_in_vain()
     assert "BackendRefusedError" in printed
     assert f"{status}" in printed
@@ -209,7 +209,7 @@ def test_answers_that_a_plug_in_lost(new_node: NewNode, lines: Lines) -> None:
     node = new_node(lines.config)
     node.start()
     lines.file.spoil("write lose")
-    until(lambda: len(lines.file.lines()), "the batch whose answer is lost")
+    until(lambda: lines.file.rows(), "the batch of rows whose answer is lost")
     node.wait_for_rows(30)
     lines.file.mend()
     node.finish()

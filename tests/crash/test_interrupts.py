@@ -65,8 +65,8 @@ def test_ctrl_c_at_any_instant_of_log_keeps_no_lock_and_loses_no_row(run: Run, i
     acknowledged = []
     step = 0
     for round_number in range(400):
-        signal.setitimer(signal.ITIMER_REAL, 0.0002 + round_number * 1e-6)
         try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0002 + round_number * 1e-6)
             while True:
                 step += 1
                 run.log({"a": 1.0}, step=step)
