@@ -266,7 +266,6 @@ class Attempt:
         self._delivery.leave()
         state.forget_key_sets()
         state.identity, state.base_step, state.counter = identity, recovered.step, recovered.counter
-        state.first_step = recovered.step
         state.logged = state.out_of_order = 0
         self._take_over(recovered)
         self._open_journal()

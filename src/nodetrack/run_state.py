@@ -70,7 +70,7 @@ class RunState:
         self.identity = identity
         self.journal: JournalWriter
         self.counter = counter
-        self.base_step = self.first_step = step
+        self.base_step = step
         self.logged = 0
         #: Rows whose values were still being computed when they were needed.
         self.never_computed = 0
