@@ -511,8 +511,8 @@ def test_a_folder_that_cannot_be_written_for_a_while_is_waited_for() -> None:
 
 
 def test_who_has_ended_writes_nothing_to_the_cursor_any_more() -> None:
-    """It is the next process's: what this one wrote there would undo what that one has counted. How far it had
-    come stays known, so that what was delivered can be pruned at the end.
+    """It is the next process's: what this one wrote there would undo what that one has counted. How far it
+    had come stays known, so that what was delivered can be pruned at the end.
     """
     folder = logged(10)
     delivery = Delivery(folder, "p", {"scripted": Scripted()}, follow=False)
