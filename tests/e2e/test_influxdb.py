@@ -320,14 +320,14 @@ def test_a_metrics_logger_brings_its_measurements_to_the_server(
 
 def test_a_run_is_delivered_by_its_own_process(influx: InfluxDb1, victoria: VictoriaMetrics) -> None:
     """As training code has it: `init`, `log`, `finish`."""
-    for server in (influx, victoria):
+    for uid, server in (("influx", influx), ("victoria", victoria)):
         backend = {"kind": "influxdb", "url": server.url, "bucket": BUCKET}
-        run = nodetrack.init(project="p", role="miner", uid="live", backends=[backend])
+        run = nodetrack.init(project="p", role="miner", uid=uid, backends=[backend])
         for step in range(200):
             run.log({"live": step})
         run.finish()
         health = run.health().backends["influxdb"]
         assert (health.logged, health.delivered, health.missing) == (200, 200, None)
-    assert len(influx.points("metrics", "uid='live'")) == 200
-    series = victoria.export('{__name__="metrics_live",uid="live"}')
+    assert len(influx.points("metrics", "uid='influx'")) == 200
+    series = victoria.export('{__name__="metrics_live",uid="victoria"}')
     assert sorted(value for one in series for value in one.values) == list(range(200))
