@@ -329,5 +329,7 @@ def test_a_run_is_delivered_by_its_own_process(influx: InfluxDb1, victoria: Vict
         health = run.health().backends["influxdb"]
         assert (health.logged, health.delivered, health.missing) == (200, 200, None)
     assert len(influx.points("metrics", "uid='influx'")) == 200
-    series = victoria.export('{__name__="metrics_live",uid="victoria"}')
-    assert sorted(value for one in series for value in one.values) == list(range(200))
+    match, found, limit = '{__name__="metrics_live",uid="victoria"}', [], time.monotonic() + 30
+    while len(found) < 200 and time.monotonic() < limit:  # it shows new points after a while
+        found = [value for one in victoria.export(match) for value in one.values]
+    assert sorted(found) == list(range(200))
