@@ -149,10 +149,12 @@ def test_the_backend_has_every_row_of_every_node(finished_demo: tuple[Path, Demo
         (node, "tensorboard") for node in runs_of(folder)
     }
     assert all(line.account.is_complete for line in report.delivery)
-    for run in runs_of(folder).values():
+    for node, run in runs_of(folder).items():
         for attempt in run.attempts:
             logged = {row.step for row in all_rows(run) if row.attempt == attempt.id}
-            assert logged <= steps_in_tensorboard(folder / "tensorboard" / "demo" / run.id / attempt.id)
+            assert logged <= steps_in_tensorboard(
+                folder / "tensorboard" / "demo" / f"{node}-{run.id}" / attempt.id
+            )
 
 
 def steps_in_tensorboard(folder: Path) -> set[int]:
