@@ -66,6 +66,7 @@ _WANDB_ONLY: Final = frozenset(
 #: Whoever cannot look at the process takes a node for gone after so many heartbeats, or seconds if more.
 _LOCK_HEARTBEATS: Final = 4
 _SHORTEST_LOCK_SECONDS: Final = 60.0
+_BESIDES_SECONDS: Final = 0.5
 _open_runs: dict[tuple[int, Path], Run] = {}
 #: Held from the look for an open run to its start, so that threads that start one node get one run.
 #: Re-entrant: a config that calls init when it is read must not stand in its own way.
@@ -152,10 +153,15 @@ def init(
     values = _config_values(config)
     with _starting:
         run = _already_open(chosen) or _start(
-            chosen, rank, values, verifier, origins["version"], called_at + chosen.init_timeout
+            chosen, rank, values, verifier, origins["version"], called_at + _patience(chosen.init_timeout)
         )
         set_active(run)
     return run
+
+
+def _patience(init_timeout: float) -> float:
+    """How long the backends may take: the first use of this package is a part of `init`'s time as well."""
+    return max(init_timeout / 2, init_timeout - _BESIDES_SECONDS)
 
 
 def _start(
